@@ -1,0 +1,1 @@
+"""The operating half of Outrider: reconciles SpeculativeModel resources into serving pods."""

@@ -1,0 +1,1 @@
+"""The engine: takes tokenized requests, gives committed tokens."""

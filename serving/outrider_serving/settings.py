@@ -1,0 +1,180 @@
+"""What a serving pod is told, and what it reports back: the one contract between the two halves.
+
+The operator imports this module and only this one, so it must never import torch or anything heavy.
+`PodSettings` is the content of the mounted settings file; the operator writes it, a pod re-reads it while
+it runs. `PodState` is what a pod answers on its admin port. Field descriptions here become the
+descriptions of the custom resource, whose schema is generated from these models.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic.alias_generators import to_camel
+
+MAX_DEPTH = 64
+"""Upper bound of any depth limit: a deeper chain has never been worth its verification."""
+
+OTHER_WORKLOAD = "other"
+"""The workload of every request that names none of the declared workloads."""
+
+ADMIN_PORT = 9464
+"""Where a pod serves its admin endpoints; never part of the Service."""
+
+Name = Annotated[
+    str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+]
+
+
+class Contract(BaseModel):
+    """A model that refuses unknown fields and is spelled in camelCase outside Python."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, use_enum_values=False
+    )
+
+
+class Method(StrEnum):
+    """How proposals are made."""
+
+    NONE = "none"
+    NGRAM = "ngram"
+
+
+class NgramSettings(Contract):
+    """Settings of the n-gram proposer: look the last tokens up in the request's own text."""
+
+    min_match: int = Field(default=1, ge=1, le=32, description="Shortest suffix, in tokens, to look up.")
+    max_match: int = Field(default=4, ge=1, le=32, description="Longest suffix, in tokens, to look up first.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_match > self.max_match:
+            raise ValueError(f"minMatch ({self.min_match}) must not exceed maxMatch ({self.max_match})")
+        return self
+
+
+class Proposer(Contract):
+    """What proposes tokens for the target to verify."""
+
+    method: Method = Field(
+        default=Method.NGRAM,
+        description="none decodes one token a step; ngram proposes what followed the same tokens earlier.",
+    )
+    min_depth: int = Field(
+        default=1, ge=1, le=MAX_DEPTH, description="A proposal shorter than this is not verified at all."
+    )
+    max_depth: int = Field(default=8, ge=1, le=MAX_DEPTH, description="Most tokens proposed in one step.")
+    ngram: NgramSettings | None = Field(
+        default=None, description="Settings of method ngram; refused with any other method."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.min_depth > self.max_depth:
+            raise ValueError(f"minDepth ({self.min_depth}) must not exceed maxDepth ({self.max_depth})")
+        if self.ngram is not None and self.method is not Method.NGRAM:
+            raise ValueError(f"ngram is for method ngram, but method is {self.method}")
+        return self
+
+
+class Objective(Contract):
+    """Latency limits that a request must meet to count towards goodput."""
+
+    ttft_milliseconds: int = Field(
+        ge=1, le=3_600_000, description="Limit from receipt of the request to the first token written."
+    )
+    tpot_milliseconds: int = Field(
+        ge=1, le=600_000, description="Limit of (last token - first token) / (tokens - 1)."
+    )
+    max_gap_milliseconds: int | None = Field(
+        default=None, ge=1, le=3_600_000, description="Limit of the longest pause between two writes, if any."
+    )
+
+
+class Workload(Contract):
+    """A kind of traffic, named by the X-Outrider-Workload header or metadata.workload of a request."""
+
+    name: Name = Field(description="Label of the workload; `other` stands for everything undeclared.")
+    objective: Objective | None = Field(
+        default=None, description="Objective of this workload; without it the model's default holds."
+    )
+
+    @model_validator(mode="after")
+    def _not_reserved(self) -> Self:
+        if self.name == OTHER_WORKLOAD:
+            raise ValueError(f"name {OTHER_WORKLOAD!r} is reserved for undeclared traffic")
+        return self
+
+
+class Arm(Contract):
+    """One side of a rollout: what is in force when it is."""
+
+    proposer: Proposer = Field(description="The proposer of this arm.")
+
+
+STABLE = "stable"
+"""The arm that serves when no rollout runs."""
+
+
+class PodSettings(Contract):
+    """The settings file of a pod. A changed file takes effect without a restart."""
+
+    generation: int = Field(ge=0, description="Counts changes; a pod reports the one in force.")
+    arms: dict[Name, Arm] = Field(min_length=1, max_length=2, description="Arms by name.")
+    in_force: Name = Field(description="Name of the arm in force.")
+    workloads: list[Workload] = Field(default_factory=list, max_length=64, description="Declared workloads.")
+    objective: Objective | None = Field(default=None, description="Default objective.")
+
+    @model_validator(mode="after")
+    def _resolvable(self) -> Self:
+        if self.in_force not in self.arms:
+            raise ValueError(f"inForce {self.in_force!r} is not one of the arms {sorted(self.arms)}")
+        names = [workload.name for workload in self.workloads]
+        if len(names) != len(set(names)):
+            raise ValueError("workloads must have distinct names")
+        return self
+
+    @property
+    def proposer(self) -> Proposer:
+        """The proposer of the arm in force."""
+        return self.arms[self.in_force].proposer
+
+    def workload(self, name: str | None) -> str:
+        """The bounded label for what a request calls its workload."""
+        return name if any(name == workload.name for workload in self.workloads) else OTHER_WORKLOAD
+
+    def objective_of(self, workload: str) -> Objective | None:
+        """The objective in force for a workload label, or None where nothing limits it."""
+        own = next((w.objective for w in self.workloads if w.name == workload), None)
+        return own or self.objective
+
+
+def default_settings(proposer: Proposer | None = None) -> PodSettings:
+    """What a pod does that was given no settings file: one stable arm, no objective."""
+    return PodSettings(generation=0, arms={STABLE: Arm(proposer=proposer or Proposer())}, in_force=STABLE)
+
+
+class ModelState(Contract):
+    """The model that a pod serves, as it resolved it."""
+
+    name: str = Field(description="Name under which requests address the model.")
+    revision: str = Field(
+        description="Commit of the hub, or sha256 digest of config, tokenizer and weights for a path or package."
+    )
+    dtype: str = Field(description="Weights' dtype in memory.")
+    context_length: int = Field(description="Most tokens of prompt and output together.")
+
+
+class PodState(Contract):
+    """What a pod answers to GET /admin/state."""
+
+    ready: bool = Field(description="True once a token was generated and until the pod drains.")
+    generation: int = Field(description="Generation of the settings in force.")
+    in_force: str = Field(description="Name of the arm in force.")
+    settings_error: str | None = Field(
+        default=None, description="Why the newest settings file was refused; the earlier one stays in force."
+    )
+    model: ModelState | None = Field(default=None, description="The loaded model; absent while it loads.")
