@@ -144,7 +144,7 @@ class PodSettings(Contract):
 
     def workload(self, name: str | None) -> str:
         """The bounded label for what a request calls its workload."""
-        return name if any(name == workload.name for workload in self.workloads) else OTHER_WORKLOAD
+        return next((w.name for w in self.workloads if w.name == name), OTHER_WORKLOAD)
 
     def objective_of(self, workload: str) -> Objective | None:
         """The objective in force for a workload label, or None where nothing limits it."""
@@ -162,7 +162,7 @@ class ModelState(Contract):
 
     name: str = Field(description="Name under which requests address the model.")
     revision: str = Field(
-        description="Commit of the hub, or sha256 digest of config, tokenizer and weights for a path or package."
+        description="Commit of the hub, or for a path or package a digest of config, tokenizer and weights."
     )
     dtype: str = Field(description="Weights' dtype in memory.")
     context_length: int = Field(description="Most tokens of prompt and output together.")
