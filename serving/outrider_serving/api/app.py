@@ -1,0 +1,207 @@
+"""The routes: the public API, and the admin port."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+
+from outrider_serving import telemetry
+from outrider_serving.api.body import MAX_BODY_BYTES, read_json_object
+from outrider_serving.api.errors import SERVER_ERROR, ApiError
+from outrider_serving.api.exchange import Exchange, log_rejection
+from outrider_serving.api.parse import parse_chat, parse_completion
+from outrider_serving.api.prepare import DEFAULT_COMPLETION_TOKENS, Arrival, arrive, engine_request
+from outrider_serving.api.records import CHAT, COMPLETIONS
+from outrider_serving.api.schema import ChatRequest, CommonRequest, CompletionRequest
+from outrider_serving.api.state import ServedModel, Serving
+from outrider_serving.api.wire import ChatFormat, CompletionFormat
+from outrider_serving.engine import types as engine
+from outrider_serving.settings import PodState
+
+WORKLOAD_HEADER = "x-outrider-workload"
+
+
+def create_app(serving: Serving, *, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
+    """The public API."""
+    app = _bare_app("Outrider")
+    app.include_router(_health_routes(serving))
+    app.include_router(_openai_routes(serving, max_body_bytes))
+    return app
+
+
+def create_admin_app(serving: Serving) -> FastAPI:
+    """The admin port: for the operator, never part of the Service."""
+    app = _bare_app("Outrider admin")
+    app.include_router(_health_routes(serving))
+
+    @app.get("/admin/state")
+    async def state() -> PodState:
+        return serving.pod_state
+
+    return app
+
+
+def _bare_app(title: str) -> FastAPI:
+    app = FastAPI(title=title, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_exception)
+    return app
+
+
+def _health_routes(serving: Serving) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/healthz")
+    async def healthz() -> PlainTextResponse:
+        return _health(serving.failure)
+
+    @router.get("/readyz")
+    async def readyz() -> PlainTextResponse:
+        return _health(serving.unready)
+
+    @router.get("/metrics")
+    def metrics() -> Response:
+        return Response(serving.telemetry.exposition(), media_type=telemetry.CONTENT_TYPE)
+
+    return router
+
+
+def _health(trouble: str | None) -> PlainTextResponse:
+    return PlainTextResponse(f"{trouble or 'ok'}\n", 503 if trouble else 200)
+
+
+def _openai_routes(serving: Serving, max_body_bytes: int) -> APIRouter:
+    router = APIRouter(prefix="/v1")
+    created = int(time.time())
+
+    def model_object() -> dict[str, Any]:
+        return {"id": serving.served_name, "object": "model", "created": created, "owned_by": "outrider"}
+
+    @router.get("/models")
+    async def models(request: Request) -> JSONResponse:
+        authenticate(request, serving)
+        return JSONResponse({"object": "list", "data": [model_object()]})
+
+    @router.get("/models/{name:path}")
+    async def model(request: Request, name: str) -> JSONResponse:
+        authenticate(request, serving)
+        _check_model(name, serving)
+        return JSONResponse(model_object())
+
+    @router.post("/completions")
+    async def completions(request: Request) -> Response:
+        received = time.monotonic()
+        tenant = authenticate(request, serving)
+        body = parse_completion(await read_json_object(request, limit=max_body_bytes))
+        arrival = _arrive(request, body, serving, "cmpl", COMPLETIONS, tenant, received)
+        spelling = CompletionFormat(
+            arrival.id, body.model, int(time.time()), include_usage=body.include_usage
+        )
+        prepare = partial(_prepare_completion, body, arrival)
+        return Exchange(serving, arrival, spelling, prepare, include_usage=body.include_usage)
+
+    @router.post("/chat/completions")
+    async def chat(request: Request) -> Response:
+        received = time.monotonic()
+        tenant = authenticate(request, serving)
+        body = parse_chat(await read_json_object(request, limit=max_body_bytes))
+        arrival = _arrive(request, body, serving, "chatcmpl", CHAT, tenant, received)
+        spelling = ChatFormat(arrival.id, body.model, int(time.time()), include_usage=body.include_usage)
+        prepare = partial(_prepare_chat, body, arrival)
+        return Exchange(serving, arrival, spelling, prepare, include_usage=body.include_usage)
+
+    return router
+
+
+def authenticate(request: Request, serving: Serving) -> str:
+    """The tenant that the request's key belongs to, "" where the API is open; ApiError (401) otherwise."""
+    if serving.keys is None:
+        return ""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    presented = key.strip() if scheme.lower() == "bearer" else ""
+    tenant = serving.keys.tenant_of(presented)
+    if tenant is None:
+        raise ApiError(
+            401,
+            "Incorrect API key." if presented else "An API key is required: Authorization: Bearer KEY.",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+    return tenant
+
+
+def _arrive(
+    request: Request,
+    body: CommonRequest,
+    serving: Serving,
+    prefix: str,
+    endpoint: str,
+    tenant: str,
+    received: float,
+) -> Arrival:
+    _check_model(body.model, serving)
+    return arrive(
+        body,
+        serving.settings,
+        request_id=f"{prefix}-{uuid.uuid4().hex}",
+        endpoint=endpoint,
+        tenant=tenant,
+        workload_header=request.headers.get(WORKLOAD_HEADER),
+        received=received,
+    )
+
+
+def _check_model(name: str, serving: Serving) -> None:
+    if name != serving.served_name:
+        raise ApiError(
+            404,
+            f"The model {name[:100]!r} does not exist here; this server has {serving.served_name!r}.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+async def _prepare_completion(
+    body: CompletionRequest, arrival: Arrival, model: ServedModel
+) -> engine.Request:
+    return engine_request(
+        arrival,
+        body,
+        await model.encoder.encode(body.prompt),
+        context_length=model.state.context_length,
+        default_limit=DEFAULT_COMPLETION_TOKENS,
+    )
+
+
+async def _prepare_chat(body: ChatRequest, arrival: Arrival, model: ServedModel) -> engine.Request:
+    return engine_request(
+        arrival,
+        body,
+        await model.encoder.encode_chat(body.messages),
+        context_length=model.state.context_length,
+        default_limit=None,
+    )
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    log_rejection(error, request.url.path[:100])
+    return error.response()
+
+
+async def _on_http_exception(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
+
+
+async def _on_exception(_request: Request, _error: Exception) -> Response:
+    return ApiError(
+        500, "The request failed inside the server.", kind=SERVER_ERROR, code="internal"
+    ).response()

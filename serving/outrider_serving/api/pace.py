@@ -1,0 +1,37 @@
+"""When the tokens of one request came: TTFT, TPOT and the longest gap, from marks on a monotonic clock."""
+
+from __future__ import annotations
+
+
+class Pace:
+    """Marks of one request's writes (or commits), in order."""
+
+    def __init__(self, received: float) -> None:
+        self._received = received
+        self._first: float | None = None
+        self._last: float | None = None
+        self._max_gap: float | None = None
+
+    def mark(self, now: float) -> None:
+        """New tokens were written, or committed, at `now`."""
+        if self._last is None:
+            self._first = now
+        else:
+            self._max_gap = max(self._max_gap or 0.0, now - self._last)
+        self._last = now
+
+    @property
+    def ttft(self) -> float | None:
+        """From receipt to the first mark."""
+        return None if self._first is None else self._first - self._received
+
+    @property
+    def max_gap(self) -> float | None:
+        """The longest time between two marks; None with fewer than two."""
+        return self._max_gap
+
+    def tpot(self, tokens: int) -> float | None:
+        """(last - first) / (tokens - 1); None with fewer than two tokens."""
+        if self._first is None or self._last is None or tokens < 2:
+            return None
+        return (self._last - self._first) / (tokens - 1)

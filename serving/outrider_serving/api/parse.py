@@ -1,0 +1,84 @@
+"""From a JSON object to a request model, or to the one error that says what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from outrider_serving.api import neutral
+from outrider_serving.api.errors import ApiError, invalid
+from outrider_serving.api.schema import (
+    ChatRequest,
+    CommonRequest,
+    CompletionRequest,
+    Message,
+    Speculation,
+    StreamOptions,
+)
+from outrider_serving.api.wording import place, shown
+
+AnyRequest = TypeVar("AnyRequest", bound=CommonRequest)
+
+
+def parse_completion(values: Mapping[str, Any]) -> CompletionRequest:
+    """The completion request in a decoded body; ApiError (400) naming the field at fault."""
+    return _parse(CompletionRequest, values, neutral.COMPLETION)
+
+
+def parse_chat(values: Mapping[str, Any]) -> ChatRequest:
+    """The chat request in a decoded body; ApiError (400) naming the field at fault."""
+    values = dict(values)
+    if isinstance(values.get("messages"), list):
+        values["messages"] = [
+            _plain(message, Message, neutral.MESSAGE, f"messages[{index}].")
+            for index, message in enumerate(values["messages"])
+        ]
+    return _parse(ChatRequest, values, neutral.CHAT)
+
+
+def _parse(model: type[AnyRequest], values: Mapping[str, Any], neutral_values: neutral.Neutral) -> AnyRequest:
+    fields = _plain(values, model, neutral_values, "")
+    for name, inner, inner_neutral in (
+        ("stream_options", StreamOptions, neutral.STREAM_OPTIONS),
+        ("speculation", Speculation, {}),
+    ):
+        if name in fields:
+            fields[name] = _plain(fields[name], inner, inner_neutral, f"{name}.")
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise _explained(error.errors(include_url=False)[0]) from None
+
+
+def _plain(value: Any, model: type[BaseModel], neutral_values: neutral.Neutral, within: str) -> Any:
+    """An object without neutral parameters and nulls, which mean absence; unknown names are refused."""
+    if not isinstance(value, dict):
+        return value
+    rest = neutral.without_neutral(value, neutral_values, within)
+    unknown = sorted(rest.keys() - model.model_fields.keys())
+    if unknown:
+        raise invalid(
+            f"{within}{unknown[0][:80]}: this parameter is unknown or not supported. "
+            f"Supported are {', '.join(sorted(model.model_fields))}.",
+            param=within + unknown[0][:80],
+            code="unknown_parameter",
+        )
+    return {name: item for name, item in rest.items() if item is not None}
+
+
+def _explained(error: ErrorDetails) -> ApiError:
+    """The ApiError for the first thing that pydantic found."""
+    param = place(error["loc"])
+    if error["type"] == "missing":
+        return invalid(f"{param}: this parameter is required.", param, code="missing_required_parameter")
+    reason = error["msg"][:1].lower() + error["msg"][1:]
+    reason = reason.replace("input should be", "it must be")
+    if error["type"] == "model_type":
+        reason = "it must be an object"
+    if not param:  # about the request as a whole
+        return invalid(f"{reason}.", reason.split(" ", 1)[0], code="invalid_value")
+    came = "" if isinstance(error["input"], dict) else f" {shown(error['input'])} was given, but"
+    return invalid(f"{param}:{came} {reason}.", param, code="invalid_value")

@@ -1,0 +1,134 @@
+"""The life of a serving process: listen, load, answer, drain, exit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import threading
+from concurrent.futures import Future
+from typing import NoReturn
+
+from outrider_serving import logs
+from outrider_serving.api import reload
+from outrider_serving.api.app import create_admin_app, create_app
+from outrider_serving.api.listeners import Listener, listen
+from outrider_serving.api.loading import load
+from outrider_serving.api.options import ServeOptions, StartError
+from outrider_serving.api.state import ServedModel, Serving
+from outrider_serving.settings import PodSettings
+
+logger = logging.getLogger(__name__)
+
+MARGIN_SECONDS = 2.0
+"""How long before the end of the grace period the last requests are ended: exit comes before the kill."""
+
+
+def run(options: ServeOptions, settings: PodSettings) -> NoReturn:
+    """Serve until told to stop; then the process ends with status 0.
+
+    Raises:
+        StartError: an address cannot be had, or the model cannot be loaded as asked.
+    """
+    asyncio.run(Process(options, settings).run())
+    # Nothing is left to do, and taking the interpreter down beside torch takes seconds of the grace period;
+    # while a model loads it can even crash.
+    _exit(0)
+
+
+class Process:
+    """One serving process on one event loop."""
+
+    def __init__(self, options: ServeOptions, settings: PodSettings) -> None:
+        self._options = options
+        self._settings = settings
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until a signal; see `run` of this module."""
+        options = self._options
+        sockets = {"--port": options.port} | (
+            {"--admin-port": options.admin_port} if options.admin_port else {}
+        )
+        public_socket, *admin_socket = [_listen(options.host, port, flag) for flag, port in sockets.items()]
+        port = public_socket.getsockname()[1]
+        serving = Serving(
+            served_name=options.served_name,
+            settings=self._settings,
+            keys=reload.first_keys(options.keys_directory),
+            address=options.host,
+            port=port,
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        public = Listener(create_app(serving), public_socket)
+        admin = [Listener(create_admin_app(serving), listening) for listening in admin_socket]
+        logs.event(logger, "listening", host=options.host, port=port, admin_port=options.admin_port)
+        files = reload.watchers(
+            serving, settings_file=options.settings_file, keys_directory=options.keys_directory
+        )
+        watchers = [asyncio.create_task(following) for following in files]
+        try:
+            if await self._load(serving):
+                await self._stop.wait()
+                await self._drain(serving, public)
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+            for listener in (public, *admin):
+                await listener.abandon()
+            await asyncio.to_thread(serving.close)
+
+    def _on_signal(self, number: int) -> None:
+        if self._stop.is_set():
+            logs.event(logger, "second signal: ending at once", logging.WARNING, signal=number)
+            _exit(128 + number)
+        logs.event(logger, "signal: draining", signal=number)
+        self._stop.set()
+
+    async def _load(self, serving: Serving) -> bool:
+        """Load the model in a thread; False if a signal came first."""
+        future: Future[ServedModel] = Future()
+        threading.Thread(target=self._loader, args=(serving, future), name="loader", daemon=True).start()
+        loaded = asyncio.wrap_future(future)
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((loaded, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not loaded.done():
+            return False
+        serving.serve(loaded.result())
+        return True
+
+    def _loader(self, serving: Serving, future: Future[ServedModel]) -> None:
+        """The loader's thread: from a name to an engine that has generated a token."""
+        try:
+            future.set_result(load(self._options, serving))
+        except BaseException as error:
+            future.set_exception(error)
+
+    async def _drain(self, serving: Serving, public: Listener) -> None:
+        """Readiness off; accept for the drain delay; let the rest end within the grace period."""
+        loop, options = asyncio.get_running_loop(), self._options
+        deadline = loop.time() + options.grace_period - min(MARGIN_SECONDS, options.grace_period / 4)
+        serving.drain()
+        await asyncio.sleep(min(options.drain_delay, deadline - loop.time()))
+        public.stop()
+        if not await public.ended(deadline - loop.time()):
+            logs.event(logger, "grace period over: ending the requests in flight", logging.WARNING)
+            serving.expired.set()
+            await public.ended(MARGIN_SECONDS / 2)
+        logs.event(logger, "drained")
+
+
+def _exit(status: int) -> NoReturn:
+    logging.shutdown()
+    os._exit(status)
+
+
+def _listen(host: str, port: int, flag: str) -> socket.socket:
+    try:
+        return listen(host, port)
+    except OSError as error:
+        raise StartError(f"{flag} {port}: cannot listen on {host}: {error.strerror or error}") from error

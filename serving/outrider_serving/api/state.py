@@ -1,0 +1,199 @@
+"""What one serving process is doing: the model, the settings and keys in force, whether it is ready.
+
+Lives on the event loop: everything here is read and changed by one thread, except that metrics may be read
+from any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider_serving import logs
+from outrider_serving.api.errors import not_ready
+from outrider_serving.api.keys import KeyRing
+from outrider_serving.api.records import RequestRecord
+from outrider_serving.api.text import TextEncoder
+from outrider_serving.engine.records import StepRecord
+from outrider_serving.engine.types import Chunk, Request
+from outrider_serving.settings import ModelState, PodSettings, PodState
+from outrider_serving.telemetry import Telemetry
+
+logger = logging.getLogger(__name__)
+
+LOADING = "the model is loading"
+DRAINING = "the server is draining"
+
+
+class Engine(Protocol):
+    """What the API needs of an engine."""
+
+    @property
+    def running(self) -> int:
+        """Requests that take part in steps."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests that do not yet."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine has stopped for good, None while it has not."""
+
+    def generate(self, request: Request) -> AsyncIterator[Chunk]:
+        """The chunks of a completion, as an async generator: closing it cancels the request."""
+
+    def set_settings(self, settings: PodSettings) -> None:
+        """Put changed settings in force."""
+
+    def close(self, drain: bool = True) -> None:
+        """Stop; without `drain` at once. Blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A loaded model, its engine, and how text becomes its tokens."""
+
+    state: ModelState
+    engine: Engine
+    encoder: TextEncoder
+
+
+class Serving:
+    """The state of the process, and the one way in which each part of it changes."""
+
+    def __init__(
+        self,
+        *,
+        served_name: str,
+        settings: PodSettings,
+        keys: KeyRing | None,
+        address: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        """`keys` is None where the API is open; `address` and `port` are where it listens."""
+        self.served_name = served_name
+        self.settings = settings
+        self.settings_error: str | None = None
+        self.keys = keys
+        self.draining = False
+        self.expired = asyncio.Event()
+        """Set at the end of the grace period: what still runs ends now, with an error."""
+        self._loaded: ServedModel | None = None
+        self.telemetry = Telemetry(
+            address=address,
+            port=port,
+            gauges={
+                "outrider.requests.running": lambda: self._loaded.engine.running if self._loaded else 0,
+                "outrider.requests.waiting": lambda: self._loaded.engine.waiting if self._loaded else 0,
+                "outrider.ready": lambda: self.unready is None,
+                "outrider.settings.generation": lambda: self.settings.generation,
+            },
+        )
+
+    @property
+    def model(self) -> ServedModel:
+        """The model; ApiError (503) while there is none."""
+        if self._loaded is None:
+            raise not_ready(f"The server cannot answer yet: {self.unready}.")
+        return self._loaded
+
+    @property
+    def failure(self) -> str | None:
+        """Why this process can never answer again, None while it can."""
+        failure = self._loaded.engine.failure if self._loaded else None
+        return f"the engine has failed: {failure}" if failure else None
+
+    @property
+    def unready(self) -> str | None:
+        """Why new requests should go elsewhere, None while they should not."""
+        if self.draining:
+            return DRAINING
+        return self.failure if self._loaded else LOADING
+
+    @property
+    def pod_state(self) -> PodState:
+        """What the admin port reports."""
+        return PodState(
+            ready=self.unready is None,
+            generation=self.settings.generation,
+            in_force=self.settings.in_force,
+            settings_error=self.settings_error,
+            model=self._loaded.state if self._loaded else None,
+        )
+
+    def serve(self, model: ServedModel) -> None:
+        """The model has generated its first token: answer requests."""
+        model.engine.set_settings(self.settings)
+        self._loaded = model
+        logs.event(logger, "ready", model=self.served_name, revision=model.state.revision)
+
+    def close(self) -> None:
+        """Stop the engine at once and release everything; blocks."""
+        if self._loaded is not None:
+            self._loaded.engine.close(drain=False)
+            self._loaded.encoder.close()
+        self.telemetry.close()
+
+    def drain(self) -> None:
+        """Report as not ready from now on; requests are still answered."""
+        self.draining = True
+
+    def apply_settings(self, settings: PodSettings) -> None:
+        """Put settings in force for the requests to come."""
+        self.settings_error = None
+        if settings == self.settings:
+            return
+        self.settings = settings
+        if self._loaded is not None:
+            self._loaded.engine.set_settings(settings)
+        logs.event(logger, "settings in force", generation=settings.generation, arm=settings.in_force)
+
+    def refuse_settings(self, reason: str) -> None:
+        """Keep the settings in force, and report why newer ones were refused."""
+        self.settings_error = reason
+        logs.event(
+            logger,
+            "settings refused",
+            logging.ERROR,
+            reason=reason,
+            generation_in_force=self.settings.generation,
+        )
+
+    def record_step(self, step: StepRecord) -> None:
+        """Account for a step of the engine, called in its thread; warming up is nobody's traffic."""
+        if self._loaded is not None:
+            self.telemetry.record_step(step)
+
+    def record(self, record: RequestRecord) -> None:
+        """Account for a request that has ended."""
+        self.telemetry.record_request(record)
+        logs.event(
+            logger,
+            "request",
+            id=record.id,
+            tenant=record.tenant,
+            endpoint=record.labels.endpoint,
+            workload=record.labels.workload,
+            arm=record.labels.arm,
+            generation=record.labels.generation,
+            stream=record.stream,
+            outcome=record.outcome,
+            objective=record.verdict,
+            error=record.error_type,
+            prompt_tokens=record.usage.prompt_tokens,
+            completion_tokens=record.usage.completion_tokens,
+            verification_steps=record.usage.verification_steps,
+            accepted_tokens=record.usage.accepted_tokens,
+            duration=round(record.duration, 6),
+            ttft=_rounded(record.ttft),
+            tpot=_rounded(record.tpot),
+            max_gap=_rounded(record.max_gap),
+        )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)

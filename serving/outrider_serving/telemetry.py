@@ -1,0 +1,303 @@
+"""Every instrument, in one table.
+
+Two kinds of frozen records are the only source of all figures but the gauges: `RequestRecord`, made by the
+API when a request has ended, and `StepRecord`, made by the engine when a step has ended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
+from opentelemetry.sdk.metrics import Counter as SdkCounter
+from opentelemetry.sdk.metrics import MeterProvider
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from outrider_serving.api.records import COMPLETIONS, RequestRecord
+from outrider_serving.engine.records import RowRecord, StepRecord
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+PROVIDER = "outrider"
+
+
+class Kind(StrEnum):
+    """Kind of an instrument."""
+
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument:
+    """One line of the table."""
+
+    name: str
+    kind: Kind
+    unit: str
+    description: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] | None = None
+
+
+_ARRIVAL = ("workload", "endpoint", "sampling_class", "arm", "generation")
+_GEN_AI = (
+    "gen_ai.operation.name",
+    "gen_ai.provider.name",
+    "gen_ai.request.model",
+    "gen_ai.response.model",
+    "server.address",
+    "server.port",
+    "workload",
+    "arm",
+)
+_DOUBLING = tuple(0.01 * 2**power for power in range(14))
+_TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_TPOT_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+
+TABLE: tuple[Instrument, ...] = (
+    Instrument(
+        "gen_ai.server.request.duration",
+        Kind.HISTOGRAM,
+        "s",
+        "From receipt of a request to its end.",
+        (*_GEN_AI, "error.type"),
+        _DOUBLING,
+    ),
+    Instrument(
+        "gen_ai.server.time_to_first_token",
+        Kind.HISTOGRAM,
+        "s",
+        "From receipt of a request to its first token written (stream) or committed.",
+        _GEN_AI,
+        _TTFT_BUCKETS,
+    ),
+    Instrument(
+        "gen_ai.server.time_per_output_token",
+        Kind.HISTOGRAM,
+        "s",
+        "(Last token - first token) / (tokens - 1) of a request.",
+        _GEN_AI,
+        _TPOT_BUCKETS,
+    ),
+    Instrument(
+        "outrider.requests",
+        Kind.COUNTER,
+        "{request}",
+        "Ended requests by outcome and by objective (none: there is no objective, or cancelled).",
+        (*_ARRIVAL, "outcome", "objective"),
+    ),
+    Instrument(
+        "outrider.request.tokens",
+        Kind.COUNTER,
+        "{token}",
+        "Tokens generated for ended requests, by whether these met their objective.",
+        (*_ARRIVAL, "objective"),
+    ),
+    Instrument(
+        "outrider.prompt.tokens",
+        Kind.COUNTER,
+        "{token}",
+        "Prompt tokens of ended requests.",
+        ("workload", "endpoint", "arm"),
+    ),
+    Instrument(
+        "outrider.requests.running",
+        Kind.GAUGE,
+        "{request}",
+        "Requests that take part in steps of the engine.",
+    ),
+    Instrument("outrider.requests.waiting", Kind.GAUGE, "{request}", "Requests that wait for the engine."),
+    Instrument("outrider.ready", Kind.GAUGE, "1", "1 once a token was generated and until the pod drains."),
+    Instrument("outrider.settings.generation", Kind.GAUGE, "1", "Generation of the settings in force."),
+    Instrument(
+        "outrider.steps", Kind.COUNTER, "{step}", "Steps of the engine, by the arm in force.", ("arm",)
+    ),
+    Instrument(
+        "outrider.step.time",
+        Kind.COUNTER,
+        "s",
+        "Seconds the engine was busy, by phase of a step; shared among workloads by their rows.",
+        ("phase", "workload", "arm"),
+    ),
+    Instrument(
+        "outrider.verification.steps",
+        Kind.COUNTER,
+        "{step}",
+        "Steps that committed tokens of a request, counted once for each request in the step.",
+        ("workload", "sampling_class", "arm"),
+    ),
+    Instrument(
+        "outrider.tokens.committed",
+        Kind.COUNTER,
+        "{token}",
+        "Tokens committed: accepted ones, and the target's own.",
+        ("workload", "sampling_class", "arm"),
+    ),
+    Instrument(
+        "outrider.tokens.proposed",
+        Kind.COUNTER,
+        "{token}",
+        "Proposed tokens that were verified.",
+        ("workload", "sampling_class", "arm"),
+    ),
+    Instrument(
+        "outrider.tokens.accepted",
+        Kind.COUNTER,
+        "{token}",
+        "Proposed tokens that were kept.",
+        ("workload", "sampling_class", "arm"),
+    ),
+    Instrument(
+        "outrider.position.proposed",
+        Kind.COUNTER,
+        "{token}",
+        "Proposed tokens by their position in the proposal, from 1.",
+        ("position", "arm"),
+    ),
+    Instrument(
+        "outrider.position.accepted",
+        Kind.COUNTER,
+        "{token}",
+        "Accepted tokens by their position in the proposal, from 1.",
+        ("position", "arm"),
+    ),
+    Instrument(
+        "outrider.proposer.failures",
+        Kind.COUNTER,
+        "{failure}",
+        "Exceptions of proposers; the requests went on without a proposal.",
+        ("arm",),
+    ),
+)
+
+Gauges = Mapping[str, Callable[[], float]]
+"""How to read each gauge of the table, by name."""
+
+_SERIES_LIMIT = 20_000
+"""Most series of one counter; beyond it the SDK folds new ones into an overflow series."""
+
+
+class Telemetry:
+    """The instruments of one process, and their exposition. Safe to use from any thread."""
+
+    def __init__(self, *, address: str, port: int, gauges: Gauges) -> None:
+        """`address` and `port` are where the API listens; `gauges` has one reader for each gauge of TABLE."""
+        self._server = {"server.address": address, "server.port": port}
+        self._registry = CollectorRegistry()
+        reader = PrometheusMetricReader(
+            disable_target_info=True,
+            scope_info_enabled=False,
+            registry=self._registry,
+            cardinality_limits={SdkCounter: _SERIES_LIMIT},
+        )
+        self._provider = MeterProvider([reader], shutdown_on_exit=False)
+        meter = self._provider.get_meter("outrider")
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for line in TABLE:
+            if line.kind is Kind.COUNTER:
+                self._counters[line.name] = meter.create_counter(line.name, line.unit, line.description)
+            elif line.kind is Kind.HISTOGRAM:
+                self._histograms[line.name] = meter.create_histogram(
+                    line.name, line.unit, line.description, explicit_bucket_boundaries_advisory=line.buckets
+                )
+            else:
+                _observe(meter, line, gauges[line.name])
+
+    def exposition(self) -> bytes:
+        """All figures in Prometheus' text format (CONTENT_TYPE)."""
+        return generate_latest(self._registry)
+
+    def close(self) -> None:
+        """Release the instruments."""
+        self._provider.shutdown()
+
+    def record_request(self, record: RequestRecord) -> None:
+        """Count a request that has ended."""
+        labels = record.labels
+        arrival: dict[str, Any] = {
+            "workload": labels.workload,
+            "endpoint": labels.endpoint,
+            "sampling_class": labels.sampling_class.value,
+            "arm": labels.arm,
+            "generation": labels.generation,
+        }
+        judged = arrival | {"objective": record.verdict.value}
+        self._counters["outrider.requests"].add(1, judged | {"outcome": record.outcome.value})
+        self._counters["outrider.request.tokens"].add(record.usage.completion_tokens, judged)
+        self._counters["outrider.prompt.tokens"].add(
+            record.usage.prompt_tokens, {name: arrival[name] for name in ("workload", "endpoint", "arm")}
+        )
+        self._record_conventions(record)
+
+    def record_step(self, step: StepRecord) -> None:
+        """Count a step of the engine; its seconds belong to the arm in force."""
+        arm = {"arm": step.arm}
+        self._counters["outrider.steps"].add(1, arm)
+        if step.proposer_failures:
+            self._counters["outrider.proposer.failures"].add(step.proposer_failures, arm)
+        self._share_seconds(step, arm)
+        self._count_tokens(step.rows, arm)
+        self._by_position("outrider.position.proposed", step.proposed_by_position, arm)
+        self._by_position("outrider.position.accepted", step.accepted_by_position, arm)
+
+    def _share_seconds(self, step: StepRecord, arm: Mapping[str, str]) -> None:
+        phases = {
+            "proposal": step.proposal_seconds,
+            "target": step.target_seconds,
+            "verification": step.verification_seconds,
+            "rest": step.rest_seconds,
+        }
+        rows = Tally(row.labels.workload for row in step.rows)
+        for workload, count in rows.items():
+            for phase, seconds in phases.items():
+                shared = {"phase": phase, "workload": workload, **arm}
+                self._counters["outrider.step.time"].add(seconds * count / len(step.rows), shared)
+
+    def _count_tokens(self, rows: Iterable[RowRecord], arm: Mapping[str, str]) -> None:
+        """Summed over the rows of a kind first: this runs between the engine's steps."""
+        kinds: dict[tuple[str, str], list[RowRecord]] = {}
+        for row in rows:
+            if row.committed:
+                kinds.setdefault((row.labels.workload, row.labels.sampling_class.value), []).append(row)
+        for (workload, sampling_class), group in kinds.items():
+            kind = {"workload": workload, "sampling_class": sampling_class, **arm}
+            self._counters["outrider.verification.steps"].add(len(group), kind)
+            self._counters["outrider.tokens.committed"].add(sum(row.committed for row in group), kind)
+            self._counters["outrider.tokens.proposed"].add(sum(row.proposed for row in group), kind)
+            self._counters["outrider.tokens.accepted"].add(sum(row.accepted for row in group), kind)
+
+    def _by_position(self, name: str, counts: Sequence[int], arm: Mapping[str, str]) -> None:
+        for position, count in enumerate(counts, start=1):
+            self._counters[name].add(count, {"position": position, **arm})
+
+    def _record_conventions(self, record: RequestRecord) -> None:
+        labels = record.labels
+        attributes: dict[str, Any] = {
+            "gen_ai.operation.name": "text_completion" if labels.endpoint == COMPLETIONS else "chat",
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": record.model,
+            "gen_ai.response.model": record.model,
+            "workload": labels.workload,
+            "arm": labels.arm,
+        } | self._server
+        error = {"error.type": record.error_type} if record.error_type else {}
+        self._histograms["gen_ai.server.request.duration"].record(record.duration, attributes | error)
+        if record.ttft is not None:
+            self._histograms["gen_ai.server.time_to_first_token"].record(record.ttft, attributes)
+        if record.tpot is not None:
+            self._histograms["gen_ai.server.time_per_output_token"].record(record.tpot, attributes)
+
+
+def _observe(meter: Meter, line: Instrument, read: Callable[[], float]) -> None:
+    def callback(_options: CallbackOptions) -> Iterable[Observation]:
+        return [Observation(read())]
+
+    meter.create_observable_gauge(line.name, [callback], line.unit, line.description)

@@ -1,0 +1,169 @@
+"""Failures that the real engine cannot be made to have: each has its answer and its count."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.requests import Request as HttpRequest
+
+from outrider_serving.api.app import create_app
+from outrider_serving.api.body import read_json_object
+from outrider_serving.api.errors import ApiError
+from outrider_serving.api.state import ServedModel, Serving
+from outrider_serving.api.text import TextEncoder
+from outrider_serving.engine.types import (
+    Chunk,
+    EngineClosedError,
+    EngineError,
+    FinishReason,
+    QueueFullError,
+    Request,
+    Usage,
+)
+from outrider_serving.settings import ModelState, Objective, PodSettings, default_settings
+from serving.tiny import make_tokenizer
+
+BODY = {"model": "m", "prompt": "abc", "max_tokens": 4}
+TEXT = Chunk("some text", (1, 2), Usage(3, 2, 1, 0, 0), 0.0)
+END = Chunk("", (3,), Usage(3, 3, 2, 0, 0), 0.0, FinishReason.STOP)
+
+
+class ScriptedEngine:
+    """Yields or raises what its script says."""
+
+    running = waiting = 0
+
+    def __init__(self, *script: Chunk | Exception) -> None:
+        self.script = script
+        self.failure: str | None = None
+
+    def set_settings(self, settings: PodSettings) -> None:
+        """Nothing depends on them."""
+
+    def close(self, drain: bool = True) -> None:
+        """Nothing runs."""
+
+    async def generate(self, request: Request) -> AsyncIterator[Chunk]:
+        for step in self.script:
+            if isinstance(step, Exception):
+                raise step
+            yield step
+
+
+Make = Callable[[ScriptedEngine], Serving]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Serving] = []
+
+    def make_one(engine: ScriptedEngine) -> Serving:
+        settings = default_settings().model_copy(
+            update={"objective": Objective(ttft_milliseconds=60_000, tpot_milliseconds=60_000)}
+        )
+        serving = Serving(served_name="m", settings=settings, keys=None)
+        tokenizer = make_tokenizer()
+        state = ModelState(name="m", revision="r", dtype="float32", context_length=64)
+        serving.serve(ServedModel(state, engine, TextEncoder(tokenizer, vocab_size=len(tokenizer))))
+        made.append(serving)
+        return serving
+
+    yield make_one
+    for serving in made:
+        serving.close()
+
+
+async def ask(serving: Serving, **fields: Any) -> httpx.Response:
+    transport = httpx.ASGITransport(create_app(serving))
+    async with httpx.AsyncClient(transport=transport, base_url="http://m") as client:
+        return await client.post("/v1/completions", json=BODY | fields)
+
+
+def counted(serving: Serving) -> list[tuple[str, str]]:
+    return [
+        (sample.labels["outcome"], sample.labels["objective"])
+        for family in text_string_to_metric_families(serving.telemetry.exposition().decode())
+        for sample in family.samples
+        if sample.name == "outrider_requests_total"
+    ]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("error", "status", "code", "outcome"),
+    [
+        (QueueFullError(9, 9, retry_after=3), 429, "queue_full", "refused"),
+        (EngineClosedError("closing"), 503, "engine_closed", "refused"),
+        (EngineError("it broke"), 500, "engine_error", "failed"),
+        (RuntimeError("a secret"), 500, "internal", "failed"),
+    ],
+)
+async def test_before_the_first_text(
+    make: Make, stream: bool, error: Exception, status: int, code: str, outcome: str
+) -> None:
+    serving = make(ScriptedEngine(error))
+    answer = await ask(serving, stream=stream)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert answer.headers.get("retry-after") == ("3" if status == 429 else None)
+    assert "secret" not in answer.text
+    assert counted(serving) == [(outcome, "missed")]
+
+
+@pytest.mark.parametrize("error", [EngineError("it broke"), EngineClosedError("closing"), RuntimeError("x")])
+async def test_within_a_stream(make: Make, error: Exception) -> None:
+    serving = make(ScriptedEngine(TEXT, error))
+    answer = await ask(serving, stream=True)
+    assert answer.status_code == 200
+    first, last = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n")[:-1]]
+    assert first["choices"][0]["text"] == "some text"
+    assert last["error"]["type"] == "server_error"
+    assert counted(serving) == [("failed", "missed")]
+
+
+async def test_within_a_whole_answer(make: Make) -> None:
+    serving = make(ScriptedEngine(TEXT, EngineError("it broke")))
+    answer = await ask(serving)
+    assert answer.status_code == 500
+    assert "it broke" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_engine_that_forgets_to_end(make: Make, stream: bool) -> None:
+    serving = make(ScriptedEngine(TEXT))
+    assert "without a reason" in (await ask(serving, stream=stream)).text
+    assert counted(serving) == [("failed", "missed")]
+
+
+async def test_a_text_that_comes_late_is_the_first_write(make: Make) -> None:
+    serving = make(ScriptedEngine(Chunk("", (1,), Usage(), 0.0), TEXT, END))
+    answer = await ask(serving, stream=True)
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert answer.text.count("data: ") == 3
+    assert counted(serving) == [("completed", "met")]
+
+
+async def test_an_engine_that_has_failed_for_good(make: Make) -> None:
+    engine = ScriptedEngine()
+    serving = make(engine)
+    transport = httpx.ASGITransport(create_app(serving))
+    async with httpx.AsyncClient(transport=transport, base_url="http://m") as client:
+        assert (await client.get("/healthz")).status_code == 200
+        engine.failure = "the device is gone"
+        for path in ("/healthz", "/readyz"):
+            answer = await client.get(path)
+            assert answer.status_code == 503
+            assert "the device is gone" in answer.text
+
+
+async def test_a_body_that_does_not_arrive() -> None:
+    async def receive() -> Any:
+        await asyncio.sleep(60)
+
+    request = HttpRequest({"type": "http", "headers": []}, receive)
+    with pytest.raises(ApiError) as refused:
+        await read_json_object(request, limit=10, patience=0.01)
+    assert refused.value.status == 408

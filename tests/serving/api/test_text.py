@@ -1,0 +1,80 @@
+"""Prompts and conversations as tokens, with a real tokenizer."""
+
+from collections.abc import Iterator
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from outrider_serving.api.errors import ApiError
+from outrider_serving.api.schema import Message
+from outrider_serving.api.text import TemplateError, TextEncoder
+from serving.tiny import CHAT_TEMPLATE, make_tokenizer
+
+TURNS = [Message(role="system", content="be brief"), Message(role="user", content="hi <eos>")]
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One that starts every text with BOS, as most models' do."""
+    made = make_tokenizer()
+    made.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", made.bos_token_id)]
+    )
+    return made
+
+
+@pytest.fixture
+def encoder(tokenizer: PreTrainedTokenizerFast) -> Iterator[TextEncoder]:
+    template = "{{ bos_token }}" + CHAT_TEMPLATE
+    made = TextEncoder(tokenizer, vocab_size=len(tokenizer), chat_template=template)
+    yield made
+    made.close()
+
+
+async def test_a_prompt_gets_the_tokenizers_special_tokens(
+    encoder: TextEncoder, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    ids = await encoder.encode("the cat")
+    assert list(ids) == tokenizer("the cat").input_ids
+    assert ids.count(tokenizer.bos_token_id) == 1
+
+
+async def test_ids_are_taken_as_they_are(encoder: TextEncoder) -> None:
+    assert await encoder.encode([5, 6]) == (5, 6)
+
+
+async def test_a_conversation_has_one_bos_and_no_forged_tokens(
+    encoder: TextEncoder, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    ids = await encoder.encode_chat(TURNS)
+    assert ids[0] == tokenizer.bos_token_id
+    assert ids.count(tokenizer.bos_token_id) == 1
+    assert tokenizer.eos_token_id not in ids
+    assert tokenizer.decode(list(ids)) == "<bos><system>be brief\n<user>hi <eos>\n<assistant>"
+
+
+async def test_a_developer_is_the_templates_system(encoder: TextEncoder) -> None:
+    developer = [Message(role="developer", content="be brief"), TURNS[1]]
+    assert await encoder.encode_chat(developer) == await encoder.encode_chat(TURNS)
+
+
+async def test_ids_beyond_the_models_vocabulary(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Some tokenizers know more tokens than their model."""
+    encoder = TextEncoder(tokenizer, vocab_size=10)
+    with pytest.raises(ApiError, match=r"outside the model's vocabulary \(0 to 9\)"):
+        await encoder.encode("zebra")
+    encoder.close()
+
+
+async def test_a_template_that_breaks_on_a_conversation(tokenizer: PreTrainedTokenizerFast) -> None:
+    encoder = TextEncoder(tokenizer, vocab_size=len(tokenizer), chat_template="{{ messages[1].content + 1 }}")
+    with pytest.raises(ApiError) as refused:
+        await encoder.encode_chat(TURNS)
+    assert (refused.value.status, refused.value.code) == (400, "chat_template_error")
+    encoder.close()
+
+
+def test_a_malformed_template(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(TemplateError, match="line 1: "):
+        TextEncoder(tokenizer, vocab_size=len(tokenizer), chat_template="{% if %}")

@@ -1,0 +1,100 @@
+"""The command line: one clear line and status 2 for what cannot be."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outrider_serving import cli
+from outrider_serving.settings import default_settings
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "model").mkdir()
+    return str(tmp_path / "model")
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    try:
+        status = cli.main(arguments)
+    except SystemExit as exit_:
+        status = int(exit_.code or 0)
+    out, err = capsys.readouterr()
+    assert status == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--port", "70000"], "argument --port: '70000' is not a port (0 to 65535)"),
+        (["--port", "x"], "argument --port: 'x' is not a port"),
+        (["--admin-port", "-1"], "argument --admin-port: '-1' is not a port"),
+        (["--admin-port", "8000"], "--admin-port 8000 must differ from --port"),
+        (["--dtype", "int8"], "argument --dtype: invalid choice: 'int8' (choose from"),
+        (["--context-length", "0"], "argument --context-length: '0' is not a whole number of at least 1"),
+        (["--max-waiting", "many"], "argument --max-waiting: 'many'"),
+        (["--max-running", "0"], "argument --max-running: '0'"),
+        (["--drain-delay", "nan"], "argument --drain-delay: 'nan' is not a number of seconds"),
+        (["--drain-delay", "-1"], "argument --drain-delay"),
+        (["--drain-delay", "30"], "--drain-delay 30 must be less than --grace-period 30"),
+        (["--grace-period", "inf"], "argument --grace-period: 'inf'"),
+        (["--served-name", " "], "argument --served-name"),
+        (["--settings", "/no/such/file"], "--settings /no/such/file: cannot read"),
+        (["--chat-template", "/no/such/file"], "--chat-template /no/such/file: cannot be read"),
+        (["--api-keys", "/no/such/folder"], "--api-keys /no/such/folder must be a directory"),
+        (["--log-level", "loud"], "argument --log-level: invalid choice"),
+        (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+    ],
+)
+def test_bad_flags(capsys: pytest.CaptureFixture[str], model: str, arguments: list[str], says: str) -> None:
+    assert says in refusal(capsys, "serve", model, *arguments)
+
+
+def test_bad_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no such directory" in refusal(capsys, "serve", "/no/such/folder")
+    assert "is not understood" in refusal(capsys, "serve", "neither")
+    assert "is not a Python package's name" in refusal(capsys, "serve", "package:a/b")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version"]) == 0
+    assert capsys.readouterr().out.startswith("outrider ")
+
+
+def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "COMMAND" in refusal(capsys)
+
+
+def test_bad_settings_name_file_and_field(
+    capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text(default_settings().model_dump_json(by_alias=True).replace(":0", ":-1"))
+    assert f"--settings {file}: generation: " in refusal(capsys, "serve", model, "--settings", str(file))
+
+
+def test_why_it_ended_is_shown_by_kubernetes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    log = tmp_path / "termination-log"
+    log.touch()
+    monkeypatch.setattr(cli, "TERMINATION_LOG", log)
+    assert log.read_text() != refusal(capsys, "serve", "/no/such/folder")
+    assert "there is no such directory" in log.read_text()
+
+
+def test_help_needs_nothing_heavy() -> None:
+    code = (
+        "import sys; from outrider_serving.cli import main\n"
+        "try: main(['serve', '--help'])\n"
+        "finally: assert not {'torch', 'transformers', 'fastapi'} & sys.modules.keys()"
+    )
+    root = Path(cli.__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--grace-period SECONDS" in done.stdout

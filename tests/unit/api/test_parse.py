@@ -1,0 +1,257 @@
+"""Request bodies: what is accepted, and the error that every other one gets."""
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider_serving.api.errors import ApiError
+from outrider_serving.api.parse import parse_chat, parse_completion
+from outrider_serving.api.schema import ChatRequest, CompletionRequest
+from outrider_serving.settings import Method
+
+TURN = {"role": "user", "content": "hello"}
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return parse_completion({"model": "m", "prompt": "a"} | fields)
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return parse_chat({"model": "m", "messages": [TURN]} | fields)
+
+
+def test_defaults_are_openais() -> None:
+    request = completion()
+    assert (request.temperature, request.top_p, request.seed, request.stop) == (1.0, 1.0, None, ())
+    assert (request.stream, request.include_usage, request.limit) == (False, False, None)
+    assert request.speculation.proposer is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "parsed"),
+    [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2]), ([7], [7])],
+)
+def test_one_prompt_in_each_spelling(prompt: Any, parsed: Any) -> None:
+    assert completion(prompt=prompt).prompt == parsed
+
+
+def test_everything_that_is_honoured() -> None:
+    request = completion(
+        temperature=0,
+        top_p=0.5,
+        seed=-(2**63),
+        stop=["a", "b"],
+        max_tokens=3,
+        stream=True,
+        stream_options={"include_usage": True, "include_obfuscation": False},
+        speculation={"proposer": "ngram", "max_depth": 4},
+        ignore_eos=True,
+        user="u",
+        metadata={"workload": "w"},
+    )
+    assert request.stop == ("a", "b")
+    assert request.include_usage
+    assert request.speculation.proposer is Method.NGRAM
+    assert request.speculation.max_depth == 4
+    assert request.limit == 3
+
+
+def test_null_is_absent() -> None:
+    assert completion(temperature=None, stop=None, seed=None, stream_options=None) == completion()
+
+
+def test_one_stop_string() -> None:
+    assert completion(stop="x").stop == ("x",)
+
+
+def test_both_names_of_the_chat_limit() -> None:
+    assert (chat(max_tokens=3).limit, chat(max_tokens=3).limit_param) == (3, "max_tokens")
+    request = chat(max_completion_tokens=4)
+    assert (request.limit, request.limit_param) == (4, "max_completion_tokens")
+
+
+def test_text_parts_are_joined_as_they_are() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert chat(messages=[{"role": "user", "content": parts}]).messages[0].content == "ab"
+
+
+def test_an_answer_can_be_sent_back_as_history() -> None:
+    answer: dict[str, Any] = {
+        "role": "assistant",
+        "content": "hi",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+    }
+    assert len(chat(messages=[TURN, answer, TURN]).messages) == 3
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 1, "frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}},
+        {"best_of": 1, "echo": False, "logprobs": None, "suffix": ""},
+    ],
+)
+def test_neutral_completion_parameters_change_nothing(fields: dict[str, Any]) -> None:
+    assert completion(**fields) == completion()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "logprobs": False,
+            "top_logprobs": 0,
+            "tools": [],
+            "tool_choice": "auto",
+            "parallel_tool_calls": True,
+        },
+        {"response_format": {"type": "text"}, "store": False, "modalities": ["text"], "service_tier": "auto"},
+    ],
+)
+def test_neutral_chat_parameters_change_nothing(fields: dict[str, Any]) -> None:
+    assert chat(**fields) == chat()
+
+
+# Field, value, and a part of what the error must say is allowed.
+REFUSED_EVERYWHERE: list[tuple[str, Any, str]] = [
+    ("model", 7, "string"),
+    ("temperature", 9, "less than or equal to 2"),
+    ("temperature", -0.1, "greater than or equal to 0"),
+    ("temperature", "hot", "number"),
+    ("temperature", True, "number"),
+    ("temperature", float("inf"), "finite"),
+    ("top_p", 0, "greater than 0"),
+    ("top_p", 1.1, "less than or equal to 1"),
+    ("seed", 2**63, "less than"),
+    ("seed", -(2**63) - 1, "greater than or equal to"),
+    ("seed", 1.5, "integer"),
+    ("stop", "", "1 to 1024 characters"),
+    ("stop", ["a", ""], "1 to 1024 characters"),
+    ("stop", ["a"] * 17, "at most 16"),
+    ("stop", 7, "string or a list"),
+    ("stop", "x" * 1025, "1 to 1024 characters"),
+    ("max_tokens", 0, "greater than or equal to 1"),
+    ("max_tokens", -5, "greater than or equal to 1"),
+    ("max_tokens", "5", "integer"),
+    ("stream", "yes", "boolean"),
+    ("stream", 1, "boolean"),
+    ("stream_options", {"include_usage": True}, "stream: true"),
+    ("speculation", 3, "object"),
+    ("speculation.proposer", "eagle", "'none' or 'ngram'"),
+    ("speculation.max_depth", 0, "greater than or equal to 1"),
+    ("speculation.max_depth", 65, "less than or equal to 64"),
+    ("speculation.depth", 3, "max_depth, proposer"),
+    ("user", 7, "string"),
+    ("metadata.a", 1, "string"),
+    ("metadata", "x", "dictionary"),
+    ("n", 2, "1 or null"),
+    ("n", True, "1 or null"),
+    ("frequency_penalty", 0.5, "0 or null"),
+    ("presence_penalty", -1, "0 or null"),
+    ("logit_bias", {"5": 1}, "{} or null"),
+    ("top_k", 5, "Supported are"),
+    ("min_p", None, "Supported are"),
+    ("x" * 500, 1, "Supported are"),
+]
+REFUSED_IN_COMPLETIONS: list[tuple[str, Any, str]] = [
+    ("prompt", ["a", "b"], "send 2 requests"),
+    ("prompt", [[1], [2]], "send 2 requests"),
+    ("prompt", 7, "string"),
+    ("prompt", [True], "token ids"),
+    ("prompt", [1, "a"], "token ids"),
+    ("prompt", {"a": 1}, "token ids"),
+    ("best_of", 2, "1 or null"),
+    ("echo", True, "false or null"),
+    ("logprobs", 0, "only null"),
+    ("suffix", "x", "null"),
+    ("messages", [TURN], "Supported are"),
+]
+REFUSED_IN_CHAT: list[tuple[str, Any, str]] = [
+    ("messages", [], "at least 1"),
+    ("messages", "hi", "list"),
+    ("messages[0]", [3], "object"),
+    ("messages[0].role", [{"role": "tool", "content": "x"}], "'user' or 'assistant'"),
+    ("messages[0].content", [{"role": "user"}], "required"),
+    ("messages[0].content", [{"role": "user", "content": 3}], "string"),
+    ("messages[0].content", [{"role": "user", "content": []}], "parts"),
+    ("messages[0].content", [{"role": "user", "content": [{"type": "image_url"}]}], "parts"),
+    ("messages[1].name", [TURN, TURN | {"name": "x"}], "Supported are content, role"),
+    ("messages[0].tool_calls", [TURN | {"tool_calls": [{"id": "x"}]}], "[] or null"),
+    ("logprobs", True, "false or null"),
+    ("tools", [{"type": "function"}], "[] or null"),
+    ("response_format", {"type": "json_object"}, '{"type": "text"}'),
+    ("reasoning_effort", "high", "only null"),
+    ("store", True, "false or null"),
+    ("prompt", "a", "Supported are"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "allowed"), REFUSED_EVERYWHERE + REFUSED_IN_COMPLETIONS)
+def test_refused_in_completions(field: str, value: Any, allowed: str) -> None:
+    _check_refused(lambda body: parse_completion({"model": "m", "prompt": "a"} | body), field, value, allowed)
+
+
+@pytest.mark.parametrize(("field", "value", "allowed"), REFUSED_EVERYWHERE + REFUSED_IN_CHAT)
+def test_refused_in_chat(field: str, value: Any, allowed: str) -> None:
+    _check_refused(lambda body: parse_chat({"model": "m", "messages": [TURN]} | body), field, value, allowed)
+
+
+def _check_refused(parse: Any, field: str, value: Any, allowed: str) -> None:
+    name, _, inner = field.partition(".")
+    name = name.partition("[")[0]
+    body = {name: {inner: value}} if inner and not isinstance(value, list) else {name: value}
+    with pytest.raises(ApiError) as refused:
+        parse(body)
+    error = refused.value.payload["error"]
+    assert refused.value.status == 400
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == field[:80]
+    assert error["param"] in error["message"]
+    assert allowed in error["message"]
+    assert len(error["message"]) < 600
+    json.dumps(error)
+
+
+@pytest.mark.parametrize("missing", ["model", "prompt"])
+def test_missing_parameters_are_named(missing: str) -> None:
+    body = {"model": "m", "prompt": "a"}
+    del body[missing]
+    with pytest.raises(ApiError, match=f"{missing}: this parameter is required"):
+        parse_completion(body)
+
+
+def test_contradictions() -> None:
+    with pytest.raises(ApiError, match="max_depth is for a proposer"):
+        completion(speculation={"proposer": "none", "max_depth": 3})
+    with pytest.raises(ApiError, match="give one of them"):
+        chat(max_tokens=1, max_completion_tokens=2)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda children: (
+        st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=5), children, max_size=3)
+    ),
+    max_leaves=8,
+)
+NAMES = st.sampled_from(
+    sorted(
+        CompletionRequest.model_fields.keys() | ChatRequest.model_fields.keys() | {"n", "tools", "logprobs"}
+    )
+)
+
+
+@given(st.dictionaries(NAMES, JSON, max_size=5), st.booleans())
+def test_any_object_is_parsed_or_refused(fields: dict[str, Any], valid_base: bool) -> None:
+    base: dict[str, Any] = {"model": "m", "prompt": "a", "messages": [TURN]} if valid_base else {}
+    for parse in (parse_completion, parse_chat):
+        with contextlib.suppress(ApiError):
+            parse(base | fields)

@@ -1,0 +1,135 @@
+"""The table of instruments, and what the records do to it."""
+
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from outrider_serving.api.records import Outcome, RequestRecord
+from outrider_serving.engine.records import RowRecord, StepRecord
+from outrider_serving.engine.types import Labels, SamplingClass, Usage
+from outrider_serving.settings import Objective
+from outrider_serving.telemetry import TABLE, Kind, Telemetry
+
+LABELS = Labels("agents", "chat_completions", SamplingClass.GREEDY, "stable", 3)
+OBJECTIVE = Objective(ttft_milliseconds=100, tpot_milliseconds=100)
+
+
+@pytest.fixture
+def telemetry() -> Iterator[Telemetry]:
+    gauges = {line.name: (lambda: 5) for line in TABLE if line.kind is Kind.GAUGE}
+    made = Telemetry(address="127.0.0.1", port=8000, gauges=gauges)
+    yield made
+    made.close()
+
+
+def value(telemetry: Telemetry, sample: str, **labels: str) -> float:
+    """The sum of a sample's series that have these labels."""
+    return sum(
+        found.value
+        for family in text_string_to_metric_families(telemetry.exposition().decode())
+        for found in family.samples
+        if found.name == sample and labels.items() <= found.labels.items()
+    )
+
+
+def request(outcome: Outcome = Outcome.COMPLETED, ttft: float | None = 0.05) -> RequestRecord:
+    return RequestRecord(
+        id="id",
+        model="m",
+        tenant="",
+        labels=LABELS,
+        stream=True,
+        outcome=outcome,
+        duration=0.5,
+        usage=Usage(10, 20, 5, 16, 12),
+        objective=OBJECTIVE,
+        ttft=ttft,
+        tpot=0.02 if ttft else None,
+        error_type=None if ttft else "queue_full",
+    )
+
+
+def test_names_are_unique_and_described() -> None:
+    assert len({line.name for line in TABLE}) == len(TABLE)
+    assert all(line.description.endswith(".") for line in TABLE)
+    assert all((line.kind is Kind.HISTOGRAM) == bool(line.buckets) for line in TABLE)
+
+
+def test_buckets_are_the_conventions() -> None:
+    buckets = {line.name: line.buckets for line in TABLE if line.buckets}
+    duration = buckets["gen_ai.server.request.duration"]
+    assert (duration[0], duration[-1], len(duration)) == (0.01, 81.92, 14)
+    assert buckets["gen_ai.server.time_to_first_token"][-1] == 10.0
+    assert buckets["gen_ai.server.time_per_output_token"][-1] == 2.5
+
+
+def test_requests_are_counted_by_verdict(telemetry: Telemetry) -> None:
+    telemetry.record_request(request())
+    telemetry.record_request(request(ttft=0.2))
+    telemetry.record_request(request(Outcome.REFUSED, ttft=None))
+    telemetry.record_request(request(Outcome.CANCELLED))
+    of = {"workload": "agents", "endpoint": "chat_completions", "sampling_class": "greedy", "generation": "3"}
+    requests = "outrider_requests_total"
+    assert value(telemetry, requests, objective="met", outcome="completed", **of) == 1
+    assert value(telemetry, requests, objective="missed", **of) == 2
+    assert value(telemetry, requests, objective="missed", outcome="refused", **of) == 1
+    assert value(telemetry, requests, objective="none", outcome="cancelled", **of) == 1
+    assert value(telemetry, "outrider_request_tokens_total", objective="met") == 20
+    assert value(telemetry, "outrider_prompt_tokens_total") == 40
+
+
+def test_the_conventions_histograms(telemetry: Telemetry) -> None:
+    telemetry.record_request(request())
+    telemetry.record_request(request(Outcome.REFUSED, ttft=None))
+    of = {
+        "gen_ai_operation_name": "chat",
+        "gen_ai_request_model": "m",
+        "server_port": "8000",
+        "arm": "stable",
+    }
+    assert value(telemetry, "gen_ai_server_request_duration_seconds_count", **of) == 2
+    assert (
+        value(telemetry, "gen_ai_server_request_duration_seconds_count", error_type="queue_full", **of) == 1
+    )
+    assert value(telemetry, "gen_ai_server_time_to_first_token_seconds_count", **of) == 1
+    assert value(telemetry, "gen_ai_server_time_per_output_token_seconds_sum", **of) == pytest.approx(0.02)
+
+
+def test_a_steps_seconds_are_shared_and_its_tokens_counted(telemetry: Telemetry) -> None:
+    other = Labels("other", "completions", SamplingClass.SAMPLED, "stable", 3)
+    rows = (
+        RowRecord("a", LABELS, tokens=5, context=9, proposed=4, accepted=2, committed=3),
+        RowRecord("b", other, tokens=1, context=9, proposed=0, accepted=0, committed=1),
+        RowRecord("c", other, tokens=64, context=0, proposed=0, accepted=0, committed=0),
+    )
+    telemetry.record_step(StepRecord("stable", 3, 0.0, rows, 0, 0.3, 0.6, 0.9, 1.2, proposer_failures=2))
+    seconds = "outrider_step_time_seconds_total"
+    assert value(telemetry, seconds) == pytest.approx(3.0)
+    assert value(telemetry, seconds, phase="target") == pytest.approx(0.6)
+    assert value(telemetry, seconds, workload="other") == pytest.approx(2.0)
+    assert value(telemetry, "outrider_verification_steps_total", workload="other") == 1
+    assert value(telemetry, "outrider_tokens_committed_total") == 4
+    assert value(telemetry, "outrider_tokens_proposed_total", workload="agents") == 4
+    assert value(telemetry, "outrider_tokens_accepted_total", workload="agents") == 2
+    assert value(telemetry, "outrider_position_proposed_total", position="4") == 1
+    assert value(telemetry, "outrider_position_accepted_total", position="2") == 1
+    assert value(telemetry, "outrider_position_accepted_total", position="3") == 0
+    assert value(telemetry, "outrider_proposer_failures_total") == 2
+
+
+def test_gauges_are_read_when_asked(telemetry: Telemetry) -> None:
+    assert value(telemetry, "outrider_requests_waiting") == 5
+
+
+def test_recorded_labels_are_those_of_the_table(telemetry: Telemetry) -> None:
+    telemetry.record_request(request(Outcome.REFUSED, ttft=0.2))
+    row = RowRecord("a", LABELS, tokens=5, context=9, proposed=4, accepted=2, committed=3)
+    telemetry.record_step(StepRecord("stable", 3, 0.0, (row,), 0, 0.1, 0.1, 0.1, 0.1, proposer_failures=1))
+    seen: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(telemetry.exposition().decode()):
+        for sample in family.samples:
+            seen.setdefault(family.name, set()).update(sample.labels.keys() - {"le"})
+    for line in TABLE:
+        name = line.name.replace(".", "_") + ("_seconds" if line.unit == "s" else "")
+        assert seen[name] <= {label.replace(".", "_") for label in line.labels}
