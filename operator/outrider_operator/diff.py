@@ -1,0 +1,47 @@
+"""Whether an object that exists is as wanted, where the API server has filled in what was left open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kubernetes.utils.quantity import parse_quantity
+
+_AMOUNTS = frozenset({"limits", "requests"})
+
+
+def covers(live: Any, desired: Any, field: str = "") -> bool:
+    """True when every field that is wanted is there with that value.
+
+    Fields of `live` that `desired` does not mention are the API server's or someone else's and do not count;
+    but a list must be the wanted one (a container, variable or volume more is a difference), and what is
+    wanted empty must be empty or absent.
+    """
+    if desired in ({}, []):
+        return not live
+    if isinstance(desired, dict):
+        if field in _AMOUNTS:
+            return isinstance(live, dict) and _amounts(live) == _amounts(desired)
+        return isinstance(live, dict) and all(
+            covers(live.get(key), value, key) for key, value in desired.items()
+        )
+    if isinstance(desired, list):
+        return (
+            isinstance(live, list)
+            and len(live) == len(desired)
+            and all(covers(one, other) for one, other in zip(live, desired, strict=True))
+        )
+    return bool(live == desired)
+
+
+def overlay(live: Any, desired: Any) -> Any:
+    """The live object with every wanted field set and lists replaced whole: without foreign entries."""
+    if desired and isinstance(desired, dict) and isinstance(live, dict):
+        return live | {key: overlay(live.get(key), value) for key, value in desired.items()}
+    return desired
+
+
+def _amounts(amounts: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: parse_quantity(amount)  # type: ignore[no-untyped-call]
+        for name, amount in amounts.items()
+    }

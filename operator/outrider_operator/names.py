@@ -1,0 +1,45 @@
+"""Every name the operator gives or answers to: the API group, labels, field manager, children's names."""
+
+from __future__ import annotations
+
+from typing import Final
+
+GROUP: Final = "outrider.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+KIND: Final = "SpeculativeModel"
+PLURAL: Final = "speculativemodels"
+SINGULAR: Final = "speculativemodel"
+SHORT_NAME: Final = "specm"
+
+FIELD_MANAGER: Final = "outrider-operator"
+
+MODEL_LABEL: Final = f"{GROUP}/model"
+"""Name of the SpeculativeModel: what the Service selects, and what the operator watches children by."""
+
+POD_HASH_LABEL: Final = f"{GROUP}/pod-hash"
+"""Part of a Deployment's selector: two of them can stand beside each other."""
+
+ARM_HASH_LABEL: Final = f"{GROUP}/arm-hash"
+"""On the Deployment object only: on a pod template it would recreate pods when the proposer changes."""
+
+ROLE_LABEL: Final = f"{GROUP}/role"
+"""On the Deployment object only: the arm that it serves."""
+
+CONTAINER: Final = "engine"
+HTTP_PORT_NAME: Final = "http"
+ADMIN_PORT_NAME: Final = "admin"
+SETTINGS_FILE: Final = "settings.json"
+SETTINGS_DIRECTORY: Final = "/etc/outrider/settings"
+KEYS_DIRECTORY: Final = "/etc/outrider/keys"
+CACHE_DIRECTORY: Final = "/var/cache/outrider"
+
+HASH_LENGTH: Final = 8
+
+MAX_NAME_LENGTH: Final = 37
+"""63, the limit of a pod's name, less `-<pod hash>`, `-<ReplicaSet hash>` and `-<pod suffix>`: 9 + 11 + 6."""
+
+
+def deployment_name(model: str, pod_hash: str) -> str:
+    """Name of the Deployment that runs the pods of one pod hash."""
+    return f"{model}-{pod_hash}"

@@ -1,0 +1,105 @@
+"""What was seen of one SpeculativeModel and its children, at one moment: the input of every decision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from outrider_operator import names
+from outrider_serving.settings import PodState
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PodReport:
+    """What a pod answered on its admin port, or why it did not answer."""
+
+    state: PodState | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The world as far as one SpeculativeModel is concerned."""
+
+    resource: Object
+    """The SpeculativeModel, as the API has it."""
+
+    now: datetime
+
+    children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
+    """Objects by kind and name: all of a child's name, and Deployments with our label."""
+
+    pods: tuple[Object, ...] = ()
+    """Pods with our label, in the order of their names."""
+
+    reports: Mapping[str, PodReport] = field(default_factory=dict)
+    """By pod name."""
+
+    warnings: Mapping[str, str] = field(default_factory=dict)
+    """The newest warning event of a pod that does not start, by pod name."""
+
+    @property
+    def uid(self) -> str:
+        """UID of the SpeculativeModel."""
+        return str(self.resource["metadata"]["uid"])
+
+    @property
+    def generation(self) -> int:
+        """Generation of the spec."""
+        return int(self.resource["metadata"].get("generation", 0))
+
+    @property
+    def status(self) -> Object:
+        """The status written last, or an empty one."""
+        return dict(self.resource.get("status") or {})
+
+    def deployments(self) -> Iterator[Object]:
+        """Deployments that belong to the SpeculativeModel."""
+        for (kind, _), child in self.children.items():
+            if kind == "Deployment" and self.owns(child):
+                yield child
+
+    def owns(self, child: Object) -> bool:
+        """Whether an object belongs to this very SpeculativeModel, not to an earlier one of its name."""
+        return any(
+            reference.get("controller") and reference.get("uid") == self.uid
+            for reference in child["metadata"].get("ownerReferences", ())
+        )
+
+    def pods_of(self, pod_hash: str) -> tuple[Object, ...]:
+        """Pods of one pod hash that are not on their way out."""
+        return tuple(
+            pod
+            for pod in self.pods
+            if pod["metadata"].get("labels", {}).get(names.POD_HASH_LABEL) == pod_hash
+            and "deletionTimestamp" not in pod["metadata"]
+        )
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether the pod's Ready condition holds and it is not on its way out."""
+    conditions = pod.get("status", {}).get("conditions", ())
+    return "deletionTimestamp" not in pod["metadata"] and any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
+    )
+
+
+def available_replicas(deployment: Object) -> int:
+    """Pods of a Deployment that serve."""
+    return int(deployment.get("status", {}).get("availableReplicas", 0))
+
+
+def is_complete(deployment: Object) -> bool:
+    """Whether all that a Deployment is told to run is available and of its newest template."""
+    status = deployment.get("status", {})
+    wanted = deployment["spec"].get("replicas", 1)
+    return bool(
+        status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
+        and status.get("updatedReplicas", 0) >= wanted
+        and status.get("replicas", 0) == status.get("updatedReplicas", 0)
+        and available_replicas(deployment) >= wanted
+    )

@@ -1,0 +1,100 @@
+"""Looking: the API server's view of a SpeculativeModel and its children, and what its pods say themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+import httpx
+from pydantic import ValidationError
+
+from outrider_operator import names
+from outrider_operator.client import Client
+from outrider_operator.config import OperatorConfig
+from outrider_operator.observation import Object, Observation, PodReport, is_ready
+from outrider_operator.plan import wanted_children
+from outrider_serving.settings import ADMIN_PORT, PodState
+
+_ADMIN_TIMEOUT: Final = httpx.Timeout(3.0, connect=1.5)
+_MAX_ADMIN_CALLS: Final = 32
+
+
+async def observe(
+    client: Client, admin: httpx.AsyncClient, config: OperatorConfig, namespace: str, name: str
+) -> Observation | None:
+    """All there is to know of one SpeculativeModel, or None where there is none."""
+    resource = await client.get(names.KIND, namespace, name)
+    if resource is None:
+        return None
+    bare = Observation(resource=resource, now=datetime.now(UTC))
+    labels = f"{names.MODEL_LABEL}={name}"
+    deployments, pods = await asyncio.gather(
+        client.list("Deployment", namespace, labels=labels), client.list("Pod", namespace, labels=labels)
+    )
+    children = {("Deployment", str(found["metadata"]["name"])): found for found in deployments}
+    for found in deployments:  # a list leaves out what is the same for all its items
+        found.update(apiVersion="apps/v1", kind="Deployment")
+    missing = [key for key in wanted_children(bare, config) if key not in children]
+    others = await asyncio.gather(*(client.get(kind, namespace, child) for kind, child in missing))
+    children |= {key: child for key, child in zip(missing, others, strict=True) if child is not None}
+    reports, warnings = await asyncio.gather(pod_reports(admin, pods), _warnings(client, namespace, pods))
+    return Observation(
+        resource=resource, now=bare.now, children=children, pods=pods, reports=reports, warnings=warnings
+    )
+
+
+async def pod_reports(admin: httpx.AsyncClient, pods: Iterable[Object]) -> dict[str, PodReport]:
+    """What ready pods report; one that does not answer is a fact, not an error."""
+    ready = [pod for pod in pods if is_ready(pod) and pod.get("status", {}).get("podIP")]
+    limit = asyncio.Semaphore(_MAX_ADMIN_CALLS)
+
+    async def ask(pod: Object) -> PodReport:
+        address = str(pod["status"]["podIP"])
+        host = f"[{address}]" if ":" in address else address
+        async with limit:
+            try:
+                answer = await admin.get(f"http://{host}:{ADMIN_PORT}/admin/state", timeout=_ADMIN_TIMEOUT)
+                answer.raise_for_status()
+                return PodReport(state=PodState.model_validate(answer.json()))
+            except httpx.HTTPError as error:
+                return PodReport(error=f"its admin port does not answer: {type(error).__name__}")
+            except (ValidationError, ValueError):
+                return PodReport(error="its admin port answers what this operator does not understand")
+
+    answers = await asyncio.gather(*map(ask, ready))
+    return {str(pod["metadata"]["name"]): answer for pod, answer in zip(ready, answers, strict=True)}
+
+
+async def _warnings(client: Client, namespace: str, pods: Iterable[Object]) -> dict[str, str]:
+    """The newest warning of each pod that got no container: a missing Secret is told only there."""
+    stuck = [pod for pod in pods if _is_being_created(pod)]
+
+    async def newest(pod: Object) -> str | None:
+        fields = f"involvedObject.uid={pod['metadata']['uid']},type=Warning"
+        events = await client.list("Event", namespace, fields=fields)
+        if not events:
+            return None
+        latest = max(
+            events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or "")
+        )
+        return str(latest.get("message", ""))
+
+    answers = await asyncio.gather(*map(newest, stuck))
+    return {
+        str(pod["metadata"]["name"]): answer
+        for pod, answer in zip(stuck, answers, strict=True)
+        if answer is not None
+    }
+
+
+def _is_being_created(pod: Object) -> bool:
+    """Scheduled, but no container has run yet."""
+    status = pod.get("status", {})
+    scheduled = any(
+        c["type"] == "PodScheduled" and c["status"] == "True" for c in status.get("conditions", ())
+    )
+    containers = status.get("containerStatuses", ())
+    waiting = [container.get("state", {}).get("waiting", {}).get("reason") for container in containers]
+    return scheduled and all(reason == "ContainerCreating" for reason in waiting)

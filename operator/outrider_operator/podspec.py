@@ -1,0 +1,234 @@
+"""Parts of a pod that a SpeculativeModel may set, spelled as Kubernetes spells them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema, model_validator
+
+from outrider_serving.settings import Contract
+
+RESERVED_MOUNTS = (
+    "/bin",
+    "/dev",
+    "/etc",
+    "/lib",
+    "/lib64",
+    "/proc",
+    "/run",
+    "/sbin",
+    "/sys",
+    "/tmp",
+    "/usr",
+    "/var/cache/outrider",
+    "/var/run",
+)
+"""Directories of the image, or that the operator mounts; nothing may be mounted on or under them."""
+
+
+def cel(*rules: tuple[str, str]) -> dict[str, Any]:
+    """Schema extras that make the API server check each (rule, message) of the Common Expression Language."""
+    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
+
+
+def keyed(*keys: str) -> dict[str, Any]:
+    """Schema extras of a list that is merged by these keys, and so cannot hold one of them twice."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+
+
+def _to_text(value: object) -> object:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+ObjectName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"),
+]
+DataKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+LabelName = Annotated[
+    str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+]
+LabelValue = Annotated[str, StringConstraints(max_length=63)]
+AbsolutePath = Annotated[
+    str, StringConstraints(min_length=2, max_length=256, pattern=r"^(/[-._a-zA-Z0-9]+)+$")
+]
+
+_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
+Quantity = Annotated[
+    str,
+    BeforeValidator(_to_text),
+    StringConstraints(min_length=1, max_length=32, pattern=_QUANTITY),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "x-kubernetes-int-or-string": True,
+            "maxLength": 32,
+            "pattern": _QUANTITY,
+        }
+    ),
+]
+
+
+class PullPolicy(StrEnum):
+    """When the image is pulled."""
+
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
+class LocalReference(Contract):
+    """An object of the same namespace."""
+
+    name: ObjectName = Field(description="Name of the object, in the namespace of the SpeculativeModel.")
+
+
+class SecretKeyReference(LocalReference):
+    """One key of a Secret of the same namespace."""
+
+    key: DataKey = Field(default="token", description="Key within the Secret.")
+
+
+class KeyReference(LocalReference):
+    """One key of an object of the same namespace."""
+
+    key: DataKey = Field(description="Key within the object.")
+    optional: bool = Field(default=False, description="Whether the pod may start without it.")
+
+
+class EnvSource(Contract):
+    """Where the value of a variable comes from: exactly one of the two."""
+
+    secret_key_ref: KeyReference | None = Field(default=None, description="A key of a Secret.")
+    config_map_key_ref: KeyReference | None = Field(default=None, description="A key of a ConfigMap.")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.secret_key_ref is None) == (self.config_map_key_ref is None):
+            raise ValueError("set exactly one of secretKeyRef and configMapKeyRef")
+        return self
+
+
+class EnvVar(Contract):
+    """An environment variable of the engine's container."""
+
+    name: Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = Field(
+        description="Name of the variable."
+    )
+    value: Annotated[str, StringConstraints(max_length=4096)] | None = Field(
+        default=None, description="Its value, as it is written; $(NAME) is expanded as Kubernetes does."
+    )
+    value_from: EnvSource | None = Field(
+        default=None,
+        description="Where its value comes from, instead of value.",
+        json_schema_extra=cel(
+            (
+                "has(self.secretKeyRef) != has(self.configMapKeyRef)",
+                "set exactly one of secretKeyRef and configMapKeyRef",
+            )
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if self.value is not None and self.value_from is not None:
+            raise ValueError("set value or valueFrom, not both")
+        return self
+
+
+class TolerationOperator(StrEnum):
+    """How the toleration's key relates to its value."""
+
+    EXISTS = "Exists"
+    EQUAL = "Equal"
+
+
+class TaintEffect(StrEnum):
+    """The effect of a taint."""
+
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+class Toleration(Contract):
+    """A taint of nodes that the pods tolerate."""
+
+    key: Annotated[str, StringConstraints(max_length=316)] | None = Field(
+        default=None, description="Key of the taint; without one every taint matches."
+    )
+    operator: TolerationOperator = Field(
+        default=TolerationOperator.EQUAL, description="Exists matches any value of the key."
+    )
+    value: LabelValue | None = Field(default=None, description="Value of the taint, for operator Equal.")
+    effect: TaintEffect | None = Field(
+        default=None, description="Effect of the taint; without one any effect."
+    )
+    toleration_seconds: int | None = Field(
+        default=None, ge=0, le=86_400 * 365, description="How long a NoExecute taint is tolerated."
+    )
+
+    @model_validator(mode="after")
+    def _key_or_exists(self) -> Self:
+        if self.key is None and self.operator is not TolerationOperator.EXISTS:
+            raise ValueError("a toleration without a key needs operator Exists")
+        return self
+
+
+class ClaimReference(Contract):
+    """A PersistentVolumeClaim."""
+
+    claim_name: ObjectName = Field(description="Name of the claim.")
+
+
+class Volume(Contract):
+    """A volume with weights, mounted into the engine's container."""
+
+    name: LabelName = Field(description="Name of the volume.", max_length=50)
+    mount_path: AbsolutePath = Field(description="Where it is mounted; not a directory of the system.")
+    read_only: bool = Field(default=True, description="Whether it is mounted read-only.")
+    persistent_volume_claim: ClaimReference = Field(
+        description="The PersistentVolumeClaim, in the namespace of the SpeculativeModel."
+    )
+
+    @model_validator(mode="after")
+    def _not_reserved(self) -> Self:
+        for reserved in RESERVED_MOUNTS:
+            if self.mount_path == reserved or self.mount_path.startswith(reserved + "/"):
+                raise ValueError(f"mountPath {self.mount_path} lies in {reserved}, a directory of the system")
+        return self
+
+
+_AMOUNTS = dict[Annotated[str, StringConstraints(max_length=316)], Quantity]
+_ONE_GPU = cel(
+    (
+        "self.all(k, !k.endsWith('/gpu') || string(self[k]) == '0' || string(self[k]) == '1')",
+        "at most one GPU a pod: a model split over several GPUs is not supported",
+    )
+)
+
+
+class Resources(Contract):
+    """Compute resources of the engine's container."""
+
+    limits: _AMOUNTS | None = Field(
+        default=None,
+        max_length=16,
+        description="Most it may use. At most one GPU: a model split over several is not supported.",
+        json_schema_extra=_ONE_GPU,
+    )
+    requests: _AMOUNTS | None = Field(
+        default=None,
+        max_length=16,
+        description="What it is scheduled by; without one, the limit.",
+        json_schema_extra=_ONE_GPU,
+    )
+
+    @model_validator(mode="after")
+    def _one_gpu(self) -> Self:
+        for amounts in (self.limits, self.requests):
+            for key, amount in (amounts or {}).items():
+                if key.endswith("/gpu") and amount not in ("0", "1"):
+                    raise ValueError(f"{key}: at most one GPU a pod, but {amount} are asked for")
+        return self

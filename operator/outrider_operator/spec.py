@@ -1,0 +1,286 @@
+"""What a user asks for: the single source of the custom resource's schema and of its validation.
+
+`generate.py` writes the CRD from these models. A rule that the schema cannot say stands twice: as CEL, so
+that the API server refuses it at admission, and as a validator, so that a resource which was stored before
+the rule existed is named in a condition.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from outrider_operator.podspec import (
+    RESERVED_MOUNTS,
+    AbsolutePath,
+    EnvVar,
+    LabelValue,
+    LocalReference,
+    ObjectName,
+    PullPolicy,
+    Resources,
+    SecretKeyReference,
+    Toleration,
+    Volume,
+    cel,
+    keyed,
+)
+from outrider_serving.settings import OTHER_WORKLOAD, Contract, Objective, Proposer, Workload
+
+HubId = Annotated[
+    str,
+    StringConstraints(
+        min_length=1, max_length=192, pattern=r"^[A-Za-z0-9][-._A-Za-z0-9]*/[A-Za-z0-9][-._A-Za-z0-9]*$"
+    ),
+]
+PackageName = Annotated[
+    str,
+    StringConstraints(
+        min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
+    ),
+]
+Revision = Annotated[
+    str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][-._/A-Za-z0-9]*$")
+]
+ServedName = Annotated[
+    str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][-._:/A-Za-z0-9]*$")
+]
+Image = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[^\s]+$")]
+
+
+class Dtype(StrEnum):
+    """Dtype of the weights in memory."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class HubSource(Contract):
+    """A model of a hub that speaks the Hugging Face API."""
+
+    id: HubId = Field(description="Owner and name of the model, as in `google/gemma-3-270m`.")
+    token_secret_ref: SecretKeyReference | None = Field(
+        default=None, description="Secret with the access token of a gated or private model."
+    )
+
+
+class ModelSource(Contract):
+    """Where config, tokenizer and weights come from: exactly one of these."""
+
+    hub: HubSource | None = Field(default=None, description="A model of the hub, fetched by the pod.")
+    path: AbsolutePath | None = Field(
+        default=None, description="A directory on one of engine.volumes, as the container sees it."
+    )
+    package: PackageName | None = Field(
+        default=None, description="A Python package of the image that carries the weights."
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if sum(source is not None for source in (self.hub, self.path, self.package)) != 1:
+            raise ValueError("set exactly one of hub, path and package")
+        return self
+
+
+class Model(Contract):
+    """The target model."""
+
+    source: ModelSource = Field(
+        description="Where the model comes from: exactly one of hub, path and package.",
+        json_schema_extra=cel(
+            (
+                "[has(self.hub), has(self.path), has(self.package)].filter(x, x).size() == 1",
+                "set exactly one of hub, path and package",
+            )
+        ),
+    )
+    revision: Revision | None = Field(
+        default=None,
+        description="Branch, tag or commit of a hub model, `main` by default; status.model shows the commit.",
+    )
+    dtype: Dtype = Field(
+        default=Dtype.AUTO,
+        description="Dtype of the weights in memory; auto takes what the model's config says.",
+    )
+    context_length: int | None = Field(
+        default=None,
+        ge=16,
+        le=16_777_216,
+        description="Most tokens of prompt and output together; by default, and at most, the model's own.",
+    )
+    served_name: ServedName | None = Field(
+        default=None, description="Name by which requests address the model; by default that of the resource."
+    )
+    chat_template: Annotated[str, StringConstraints(min_length=1, max_length=32_000)] | None = Field(
+        default=None, description="Jinja template of chat messages, in place of the model's own."
+    )
+
+    @model_validator(mode="after")
+    def _revision_of_hub(self) -> Self:
+        if self.revision is not None and self.source.hub is None:
+            raise ValueError("revision is for a hub source; a path or package is what its digest says")
+        return self
+
+
+class Engine(Contract):
+    """The pods that serve the model."""
+
+    image: Image | None = Field(default=None, description="Serving image; by default that of the operator.")
+    image_pull_policy: PullPolicy | None = Field(
+        default=None, description="When the image is pulled; by default as the operator is configured."
+    )
+    image_pull_secrets: list[LocalReference] | None = Field(
+        default=None,
+        max_length=8,
+        description="Secrets to pull the image with.",
+        json_schema_extra=keyed("name"),
+    )
+    resources: Resources = Field(
+        default=Resources(), description="Compute resources of the container; a GPU is a limit."
+    )
+    node_selector: dict[Annotated[str, StringConstraints(max_length=316)], LabelValue] | None = Field(
+        default=None, max_length=16, description="Labels a node must have."
+    )
+    tolerations: list[Toleration] | None = Field(
+        default=None,
+        max_length=16,
+        description="Taints of nodes that the pods tolerate.",
+        json_schema_extra=cel(
+            (
+                "self.all(t, has(t.key) || t.operator == 'Exists')",
+                "a toleration without a key needs operator Exists",
+            )
+        )
+        | {"x-kubernetes-list-type": "atomic"},
+    )
+    runtime_class_name: ObjectName | None = Field(
+        default=None, description="RuntimeClass of the pods, such as `nvidia`."
+    )
+    env: list[EnvVar] | None = Field(
+        default=None,
+        max_length=64,
+        description="More environment variables of the container.",
+        json_schema_extra=keyed("name")
+        | cel(("self.all(e, !(has(e.value) && has(e.valueFrom)))", "set value or valueFrom, not both")),
+    )
+    volumes: list[Volume] | None = Field(
+        default=None,
+        max_length=8,
+        description="Volumes with weights.",
+        json_schema_extra=keyed("name")
+        | cel(
+            (
+                "self.all(v, self.exists_one(w, w.mountPath == v.mountPath))",
+                "each volume needs a mountPath of its own",
+            ),
+            (
+                f"self.all(v, !v.mountPath.matches('^/({'|'.join(m[1:] for m in RESERVED_MOUNTS)})(/.*)?$'))",
+                f"mountPath must not lie in a directory of the system: {', '.join(RESERVED_MOUNTS)}",
+            ),
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        for field, values in (
+            ("env names", [variable.name for variable in self.env or []]),
+            ("volume names", [volume.name for volume in self.volumes or []]),
+            ("mountPaths", [volume.mount_path for volume in self.volumes or []]),
+        ):
+            if len(values) != len(set(values)):
+                raise ValueError(f"{field} must be distinct")
+        return self
+
+
+class Api(Contract):
+    """The OpenAI-compatible API."""
+
+    port: int = Field(default=8000, ge=1, le=65_535, description="Port of the Service.")
+    keys_secret_ref: LocalReference | None = Field(
+        default=None,
+        description="Secret with one entry a tenant: its name is the tenant's, its lines are that tenant's "
+        "API keys. It is re-read while pods run; without it the API asks for no key.",
+    )
+
+
+class SpeculativeModelSpec(Contract):
+    """What is wanted."""
+
+    model: Model = Field(
+        description="The target model.",
+        json_schema_extra=cel(
+            (
+                "!has(self.revision) || has(self.source.hub)",
+                "revision is for a hub source; a path or package is what its digest says",
+            )
+        ),
+    )
+    engine: Engine = Field(default=Engine(), description="The pods that serve the model.")
+    replicas: int = Field(default=1, ge=0, le=1000, description="Number of pods; 0 stops serving.")
+    proposer: Proposer = Field(
+        default=Proposer(),
+        description="What proposes tokens for the target to verify. A change reaches running pods.",
+        json_schema_extra=cel(
+            ("self.minDepth <= self.maxDepth", "minDepth must not exceed maxDepth"),
+            ("!has(self.ngram) || self.method == 'ngram'", "ngram is for method ngram"),
+            (
+                "!has(self.ngram) || self.ngram.minMatch <= self.ngram.maxMatch",
+                "ngram.minMatch must not exceed ngram.maxMatch",
+            ),
+        ),
+    )
+    workloads: list[Workload] | None = Field(
+        default=None,
+        max_length=64,
+        description="Kinds of traffic that are counted apart, each with its own objective if it has one.",
+        json_schema_extra=keyed("name")
+        | cel(
+            (
+                f"self.all(w, w.name != '{OTHER_WORKLOAD}')",
+                f"the name {OTHER_WORKLOAD} is reserved for traffic that names no declared workload",
+            )
+        ),
+    )
+    objective: Objective | None = Field(
+        default=None, description="Latency limits of requests whose workload has no objective of its own."
+    )
+    api: Api = Field(default=Api(), description="The OpenAI-compatible API.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        path = self.model.source.path
+        mounts = [volume.mount_path for volume in self.engine.volumes or []]
+        if path is not None and not any(path == mount or path.startswith(mount + "/") for mount in mounts):
+            raise ValueError(f"model.source.path {path} lies on none of engine.volumes")
+        names = [variable.name for variable in self.engine.env or []]
+        if "OUTRIDER_CHAT_TEMPLATE" in names:
+            raise ValueError("engine.env must not set OUTRIDER_CHAT_TEMPLATE: use model.chatTemplate")
+        if self.model.source.hub and self.model.source.hub.token_secret_ref and "HF_TOKEN" in names:
+            raise ValueError("engine.env must not set HF_TOKEN beside model.source.hub.tokenSecretRef")
+        workloads = [workload.name for workload in self.workloads or []]
+        if len(workloads) != len(set(workloads)):
+            raise ValueError("workloads must have distinct names")
+        return self
+
+
+SPEC_RULES: tuple[tuple[str, str], ...] = (
+    (
+        "!has(self.model.source.path) || (has(self.engine.volumes) && self.engine.volumes.exists(v,"
+        " self.model.source.path == v.mountPath || self.model.source.path.startsWith(v.mountPath + '/')))",
+        "model.source.path must lie on one of engine.volumes",
+    ),
+    (
+        "!has(self.engine.env) || !self.engine.env.exists(e, e.name == 'OUTRIDER_CHAT_TEMPLATE')",
+        "engine.env must not set OUTRIDER_CHAT_TEMPLATE: use model.chatTemplate",
+    ),
+    (
+        "!has(self.model.source.hub) || !has(self.model.source.hub.tokenSecretRef) || !has(self.engine.env)"
+        " || !self.engine.env.exists(e, e.name == 'HF_TOKEN')",
+        "engine.env must not set HF_TOKEN beside model.source.hub.tokenSecretRef",
+    ),
+)
+"""CEL of rules that span several fields; SpeculativeModelSpec checks the same."""

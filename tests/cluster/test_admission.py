@@ -1,0 +1,204 @@
+"""What the API server itself accepts and refuses, with the words that a user then reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster_fixture import LocalCluster
+from outrider_local import release
+from outrider_local.report import ProblemError
+
+Object = dict[str, Any]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))
+PACKAGE = {"source": {"package": "weights"}}
+HUB = {"source": {"hub": {"id": "org/name"}}}
+VOLUME = {"name": "v", "mountPath": "/models", "persistentVolumeClaim": {"claimName": "c"}}
+SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
+
+
+@pytest.fixture(scope="module")
+def api(cluster: LocalCluster) -> LocalCluster:
+    """A cluster that has the chart, and so the CustomResourceDefinition."""
+    release.install(cluster.settings, cluster, cluster.images)
+    return cluster
+
+
+def model(spec: Object, name: str = "refused") -> Object:
+    return {
+        "apiVersion": "outrider.dev/v1alpha1",
+        "kind": "SpeculativeModel",
+        "metadata": {"name": name},
+        "spec": {"model": PACKAGE, **spec},
+    }
+
+
+def dry_run(api: LocalCluster, resource: Object) -> Object:
+    """What the API server would store."""
+    stored = api.kubectl(
+        "create", "--dry-run=server", "--validate=strict", "-f", "-", "-ojson", stdin=json.dumps(resource)
+    )
+    return dict(json.loads(stored))
+
+
+def refusal(api: LocalCluster, resource: Object) -> str:
+    with pytest.raises(ProblemError) as caught:
+        dry_run(api, resource)
+    return str(caught.value)
+
+
+REFUSED: dict[str, tuple[Object, str]] = {
+    "no source": (
+        {"model": {"source": {}}},
+        "spec.model.source: Invalid value: set exactly one of hub, path",
+    ),
+    "two sources": (
+        {"model": {"source": {"package": "a", **HUB["source"]}}},
+        "set exactly one of hub, path and package",
+    ),
+    "no model": ({"model": None}, "spec.model: Required value"),
+    "path without a volume": (
+        {"model": {"source": {"path": "/models/x"}}},
+        "must lie on one of engine.volumes",
+    ),
+    "path beside the volume": (
+        {"model": {"source": {"path": "/models-of-others/x"}}, "engine": {"volumes": [VOLUME]}},
+        "model.source.path must lie on one of engine.volumes",
+    ),
+    "revision of a package": ({"model": {**PACKAGE, "revision": "main"}}, "revision is for a hub source"),
+    "unknown dtype": (
+        {"model": {**PACKAGE, "dtype": "float8"}},
+        'supported values: "auto", "float32", "bfloat16"',
+    ),
+    "context of nothing": ({"model": {**PACKAGE, "contextLength": 0}}, "greater than or equal to 16"),
+    "negative replicas": ({"replicas": -1}, "spec.replicas in body should be greater than or equal to 0"),
+    "contradictory depths": (
+        {"proposer": {"minDepth": 5, "maxDepth": 2}},
+        "minDepth must not exceed maxDepth",
+    ),
+    "depth below the default minimum": ({"proposer": {"minDepth": 9}}, "minDepth must not exceed maxDepth"),
+    "a depth of 65": ({"proposer": {"maxDepth": 65}}, "less than or equal to 64"),
+    "unknown method": ({"proposer": {"method": "magic"}}, 'supported values: "none", "ngram"'),
+    "settings of another method": (
+        {"proposer": {"method": "none", "ngram": {}}},
+        "ngram is for method ngram",
+    ),
+    "contradictory matches": (
+        {"proposer": {"ngram": {"minMatch": 5}}},
+        "ngram.minMatch must not exceed ngram.maxMatch",
+    ),
+    "two GPUs": (
+        {"engine": {"resources": {"limits": {"nvidia.com/gpu": 2}}}},
+        "spec.engine.resources.limits: Invalid value: at most one GPU a pod",
+    ),
+    "two GPUs of another make": (
+        {"engine": {"resources": {"requests": {"amd.com/gpu": "2"}}}},
+        "at most one GPU a pod: a model split over several GPUs is not supported",
+    ),
+    "not a quantity": ({"engine": {"resources": {"limits": {"memory": "8 GB"}}}}, "limits.memory"),
+    "a volume on the system": (
+        {"engine": {"volumes": [{**VOLUME, "mountPath": "/etc/ssl"}]}},
+        "mountPath must not lie in a directory of the system",
+    ),
+    "two volumes at one path": (
+        {"engine": {"volumes": [VOLUME, {**VOLUME, "name": "w"}]}},
+        "each volume needs a mountPath of its own",
+    ),
+    "two volumes of one name": (
+        {"engine": {"volumes": [VOLUME, {**VOLUME, "mountPath": "/w"}]}},
+        "Duplicate value",
+    ),
+    "a variable with two values": (
+        {"engine": {"env": [{"name": "A", "value": "x", "valueFrom": SECRET}]}},
+        "set value or valueFrom, not both",
+    ),
+    "a variable from nowhere": (
+        {"engine": {"env": [{"name": "A", "valueFrom": {}}]}},
+        "set exactly one of secretKeyRef and configMapKeyRef",
+    ),
+    "a token given twice": (
+        {
+            "model": {"source": {"hub": {"id": "org/name", "tokenSecretRef": {"name": "s"}}}},
+            "engine": {"env": [{"name": "HF_TOKEN", "value": "x"}]},
+        },
+        "engine.env must not set HF_TOKEN beside model.source.hub.tokenSecretRef",
+    ),
+    "a template by another way": (
+        {"engine": {"env": [{"name": "OUTRIDER_CHAT_TEMPLATE", "value": "x"}]}},
+        "use model.chatTemplate",
+    ),
+    "a toleration of nothing": ({"engine": {"tolerations": [{"value": "x"}]}}, "needs operator Exists"),
+    "the reserved workload": ({"workloads": [{"name": "other"}]}, "the name other is reserved for traffic"),
+    "a workload twice": ({"workloads": [{"name": "a"}, {"name": "a"}]}, "Duplicate value"),
+    "an objective of nothing": (
+        {"objective": {"ttftMilliseconds": 5}},
+        "spec.objective.tpotMilliseconds: Required",
+    ),
+    "a port too high": ({"api": {"port": 70000}}, "less than or equal to 65535"),
+    "a field that does not exist": ({"flavour": "x"}, 'unknown field "spec.flavour"'),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_words_that_name_the_field(api: LocalCluster, case: str) -> None:
+    spec, words = REFUSED[case]
+    assert words in refusal(api, model(spec))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a" * 38, "metadata.name must be at most 37 characters long"),
+        ("1a", "metadata.name must begin with a letter"),
+        ("a.b", "metadata.name must begin with a letter and hold only lower-case letters, digits and '-'"),
+    ],
+)
+def test_a_name_that_its_children_cannot_take(api: LocalCluster, name: str, words: str) -> None:
+    assert words in refusal(api, model({}, name))
+
+
+def test_the_longest_name_is_accepted(api: LocalCluster) -> None:
+    assert dry_run(api, model({}, "a" * 37))["metadata"]["name"] == "a" * 37
+
+
+def test_defaults_are_filled_in(api: LocalCluster) -> None:
+    spec = dry_run(api, model({"proposer": {"ngram": {}}}))["spec"]
+    assert spec["proposer"] == {
+        "method": "ngram",
+        "minDepth": 1,
+        "maxDepth": 8,
+        "ngram": {"minMatch": 1, "maxMatch": 4},
+    }
+    assert spec["replicas"] == 1
+    assert spec["api"] == {"port": 8000}
+    assert spec["model"]["dtype"] == "auto"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_examples_are_accepted(api: LocalCluster, example: Path) -> None:
+    documents = [document for document in yaml.safe_load_all(example.read_text()) if document]
+    for document in documents:
+        assert dry_run(api, document)["metadata"]["name"] == document["metadata"]["name"]
+
+
+def test_it_explains_itself_by_its_short_name(api: LocalCluster) -> None:
+    assert "exactly one of hub, path and package" in api.kubectl("explain", "specm.spec.model.source")
+
+
+def test_the_chart_for_some_namespaces_asks_for_no_cluster_wide_right(api: LocalCluster) -> None:
+    chart = str(REPOSITORY / "charts" / "outrider")
+    rendered = api.helm("template", "x", chart, "--kube-version=1.36.0", "--set=watchNamespaces={default}")
+    kinds = {document["kind"] for document in yaml.safe_load_all(rendered) if document}
+    assert {"Role", "RoleBinding"} <= kinds
+    assert not {"ClusterRole", "ClusterRoleBinding"} & kinds
+    objects = [d for d in yaml.safe_load_all(rendered) if d and d["kind"] != "CustomResourceDefinition"]
+    listed = {"apiVersion": "v1", "kind": "List", "items": objects}
+    assert "created" in api.kubectl(
+        "create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(listed)
+    )

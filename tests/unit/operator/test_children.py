@@ -1,0 +1,140 @@
+"""The objects that a SpeculativeModel becomes, compared with stored ones.
+
+OUTRIDER_UPDATE_GOLDEN=1 writes them anew; the difference is then for `git diff` to show.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from outrider_operator.children import children
+from outrider_operator.config import OperatorConfig
+from outrider_operator.podspec import PullPolicy
+from outrider_operator.spec import SpeculativeModelSpec
+from outrider_serving.settings import PodSettings
+from unit.operator.builders import CONFIG, FULL, MINIMAL, OWNER, changed
+
+GOLDEN = Path(__file__).parent / "golden"
+KINDS = ("ServiceAccount", "ConfigMap", "Service", "Deployment")
+CASES = {"minimal": MINIMAL, "full": FULL}
+
+
+def build(spec: dict[str, Any], config: OperatorConfig = CONFIG) -> dict[str, dict[str, Any]]:
+    made = children(OWNER, SpeculativeModelSpec.model_validate(spec), config, 4)
+    return {child["kind"]: child for child in made}
+
+
+def template(spec: dict[str, Any]) -> dict[str, Any]:
+    return dict(build(spec)["Deployment"]["spec"]["template"])
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_golden(case: str, kind: str) -> None:
+    made = build(CASES[case])[kind]
+    file = GOLDEN / f"{case}-{kind.lower()}.yaml"
+    if os.environ.get("OUTRIDER_UPDATE_GOLDEN") == "1":
+        file.write_text(yaml.safe_dump(made, sort_keys=False, width=110), encoding="utf-8")
+    assert made == yaml.safe_load(file.read_text(encoding="utf-8"))
+
+
+def test_every_kind_has_a_golden_file() -> None:
+    assert set(build(MINIMAL)) == set(KINDS)
+
+
+def test_settings_file_is_what_a_pod_reads() -> None:
+    settings = PodSettings.model_validate_json(build(FULL)["ConfigMap"]["data"]["settings.json"])
+    assert settings.generation == 4
+    assert settings.proposer.max_depth == 5
+    assert [workload.name for workload in settings.workloads] == ["chat", "batch"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("proposer.maxDepth", 3),
+        ("proposer.method", "none"),
+        ("workloads", [{"name": "chat"}]),
+        ("objective", {"ttftMilliseconds": 1, "tpotMilliseconds": 1}),
+    ],
+)
+def test_what_pods_reread_changes_nothing_but_the_config_map(field: str, value: object) -> None:
+    before, after = build(MINIMAL), build(changed(MINIMAL, field, value))
+    assert before["ConfigMap"] != after["ConfigMap"]
+    assert before["Service"] == after["Service"]
+    assert before["Deployment"]["metadata"]["name"] == after["Deployment"]["metadata"]["name"]
+    assert before["Deployment"]["spec"] == after["Deployment"]["spec"]
+
+
+def test_api_port_changes_only_the_service() -> None:
+    before, after = build(MINIMAL), build(changed(MINIMAL, "api.port", 80))
+    assert {kind for kind in KINDS if before[kind] != after[kind]} == {"Service"}
+
+
+def test_keys_change_pods_but_not_their_hash() -> None:
+    before, after = build(MINIMAL), build(changed(MINIMAL, "api.keysSecretRef", {"name": "tenants"}))
+    assert before["Deployment"]["metadata"] == after["Deployment"]["metadata"]
+    assert (
+        "--api-keys=/etc/outrider/keys"
+        in after["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    )
+
+
+def test_pod_template_carries_neither_arm_hash_nor_role() -> None:
+    deployment = build(MINIMAL)["Deployment"]
+    own = {"outrider.dev/arm-hash", "outrider.dev/role"}
+    assert own <= set(deployment["metadata"]["labels"])
+    assert not own & set(deployment["spec"]["template"]["metadata"]["labels"])
+
+
+def test_service_selects_pods_of_every_pod_hash() -> None:
+    labels = template(MINIMAL)["metadata"]["labels"]
+    assert build(MINIMAL)["Service"]["spec"]["selector"] == {
+        "outrider.dev/model": labels["outrider.dev/model"]
+    }
+
+
+def test_settings_are_mounted_as_a_directory() -> None:
+    mounts = template(FULL)["spec"]["containers"][0]["volumeMounts"]
+    assert not [mount for mount in mounts if "subPath" in mount]
+
+
+def test_users_variable_replaces_the_operators() -> None:
+    variables = template(FULL)["spec"]["containers"][0]["env"]
+    assert [v["value"] for v in variables if v["name"] == "HF_HOME"] == ["/models/cache"]
+
+
+def test_chat_template_is_safe_from_expansion() -> None:
+    variables = {v["name"]: v for v in template(FULL)["spec"]["containers"][0]["env"]}
+    assert variables["OUTRIDER_CHAT_TEMPLATE"]["value"] == "{{ messages }} costs $$(HOME) $$5"
+
+
+def test_pull_policy_of_the_operator_is_the_default() -> None:
+    config = OperatorConfig(serving_image="x", image_pull_policy=PullPolicy.NEVER)
+    container = build(MINIMAL, config)["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    assert (container["image"], container["imagePullPolicy"]) == ("x", "Never")
+
+
+def test_grace_leaves_time_to_drain() -> None:
+    pod = template(MINIMAL)["spec"]
+    flags = dict(argument[2:].split("=", 1) for argument in pod["containers"][0]["args"][2:])
+    assert pod["terminationGracePeriodSeconds"] > int(flags["grace-period"]) > int(flags["drain-delay"])
+
+
+@pytest.mark.parametrize(
+    ("source", "argument"),
+    [
+        ({"hub": {"id": "org/name"}}, "org/name"),
+        ({"path": "/models/x"}, "/models/x"),
+        ({"package": "weights"}, "package:weights"),
+    ],
+)
+def test_model_argument(source: dict[str, Any], argument: str) -> None:
+    volumes = [{"name": "v", "mountPath": "/models", "persistentVolumeClaim": {"claimName": "c"}}]
+    spec = {"model": {"source": source}, "engine": {"volumes": volumes}}
+    assert template(spec)["spec"]["containers"][0]["args"][:2] == ["serve", argument]

@@ -1,0 +1,83 @@
+"""What is refused, naming the field. The API server refuses the same by the rules of the CRD."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from outrider_operator.spec import SpeculativeModelSpec
+from unit.operator.builders import FULL, MINIMAL, changed
+
+VOLUME = {"name": "v", "mountPath": "/models", "persistentVolumeClaim": {"claimName": "c"}}
+SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
+
+REFUSED: list[tuple[str, object, str]] = [
+    ("model.source", {}, "exactly one of hub, path and package"),
+    ("model.source", {"package": "a", "hub": {"id": "b/c"}}, "exactly one of hub, path and package"),
+    ("model.source", {"path": "/models/x"}, "lies on none of engine.volumes"),
+    ("model.source", {"path": "models/x"}, "should match pattern"),
+    ("model.source", {"hub": {"id": "../etc"}}, "should match pattern"),
+    ("model.source", {"package": "a b"}, "should match pattern"),
+    ("model.revision", "main", "revision is for a hub source"),
+    ("model.dtype", "float8", "'auto', 'float32', 'bfloat16' or 'float16'"),
+    ("model.contextLength", 1, "greater than or equal to 16"),
+    ("model.chatTemplate", "x" * 32_001, "at most 32000 characters"),
+    ("model.flavour", "x", "Extra inputs are not permitted"),
+    ("replicas", -1, "greater than or equal to 0"),
+    ("proposer", {"minDepth": 5, "maxDepth": 2}, "minDepth (5) must not exceed maxDepth (2)"),
+    ("proposer", {"maxDepth": 65}, "less than or equal to 64"),
+    ("proposer", {"method": "none", "ngram": {}}, "ngram is for method ngram"),
+    ("proposer", {"ngram": {"minMatch": 5, "maxMatch": 2}}, "minMatch (5) must not exceed maxMatch (2)"),
+    ("workloads", [{"name": "other"}], "reserved"),
+    ("workloads", [{"name": "a"}, {"name": "a"}], "distinct names"),
+    ("workloads", [{"name": "a"}] * 65, "at most 64 items"),
+    ("objective", {"ttftMilliseconds": 0, "tpotMilliseconds": 1}, "greater than or equal to 1"),
+    ("api.port", 65_536, "less than or equal to 65535"),
+    ("engine.resources", {"limits": {"nvidia.com/gpu": 2}}, "nvidia.com/gpu: at most one GPU a pod, but 2"),
+    ("engine.resources", {"requests": {"amd.com/gpu": "4"}}, "amd.com/gpu: at most one GPU a pod, but 4"),
+    ("engine.resources", {"limits": {"memory": "8 GB"}}, "should match pattern"),
+    ("engine.volumes", [VOLUME | {"mountPath": "/etc/models"}], "a directory of the system"),
+    ("engine.volumes", [VOLUME, VOLUME | {"name": "w"}], "mountPaths must be distinct"),
+    ("engine.volumes", [VOLUME, VOLUME | {"mountPath": "/w"}], "volume names must be distinct"),
+    ("engine.env", [{"name": "A"}, {"name": "A"}], "env names must be distinct"),
+    ("engine.env", [{"name": "1A"}], "should match pattern"),
+    ("engine.env", [{"name": "A", "value": "x", "valueFrom": SECRET}], "value or valueFrom, not both"),
+    ("engine.env", [{"name": "A", "valueFrom": {}}], "exactly one of secretKeyRef and configMapKeyRef"),
+    ("engine.env", [{"name": "OUTRIDER_CHAT_TEMPLATE", "value": "x"}], "use model.chatTemplate"),
+    ("engine.tolerations", [{"value": "x"}], "without a key needs operator Exists"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "message"), REFUSED)
+def test_refused(field: str, value: object, message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        SpeculativeModelSpec.model_validate(changed(MINIMAL, field, value))
+    assert message in str(caught.value)
+
+
+def test_token_is_given_once() -> None:
+    spec = changed(FULL, "engine.env", [{"name": "HF_TOKEN", "value": "x"}])
+    with pytest.raises(ValidationError, match="must not set HF_TOKEN beside"):
+        SpeculativeModelSpec.model_validate(spec)
+
+
+@pytest.mark.parametrize("spec", [MINIMAL, FULL])
+def test_accepted_and_written_back_the_same(spec: dict[str, Any]) -> None:
+    parsed = SpeculativeModelSpec.model_validate(spec)
+    again = parsed.model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert SpeculativeModelSpec.model_validate(again) == parsed
+
+
+def test_defaults() -> None:
+    spec = SpeculativeModelSpec.model_validate(MINIMAL)
+    assert (spec.replicas, spec.api.port, spec.model.dtype) == (1, 8000, "auto")
+    assert (spec.proposer.method, spec.proposer.max_depth) == ("ngram", 8)
+
+
+def test_a_path_on_a_volume_is_accepted() -> None:
+    spec = changed(changed(MINIMAL, "engine.volumes", [VOLUME]), "model.source", {"path": "/models/x"})
+    assert SpeculativeModelSpec.model_validate(spec).model.source.path == "/models/x"
+    with pytest.raises(ValidationError, match="lies on none"):
+        SpeculativeModelSpec.model_validate(changed(spec, "model.source", {"path": "/models-of-others/x"}))
