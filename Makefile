@@ -1,0 +1,42 @@
+# Each target is a thin line over the real command; `make help` lists them.
+PYTHON ?= python3
+LOCAL = PYTHONPATH=local $(PYTHON) -m outrider_local
+VENV = .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help env up down test test-long lint generate
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
+	@$(LOCAL) --help | sed -n '/^environment variables/,$$p'
+
+env:  ## .venv with the locked packages and the `outrider` command
+	@$(LOCAL) env
+
+up:  ## a real one-node cluster, the operator, the example model, and its first tokens
+	@$(LOCAL) up
+
+down:  ## end what `make up` started, and only that
+	@$(LOCAL) down
+
+test:  ## every test, each property sampled (may run beside `make up`)
+	@$(LOCAL) ready
+	PYTHONPATH=local $(VENV) -m pytest $(TESTS)
+
+test-long:  ## the same tests with full counts
+	@$(LOCAL) ready
+	PYTHONPATH=local OUTRIDER_TEST_LONG=1 $(VENV) -m pytest $(TESTS)
+
+lint:  ## style, types, generated files, chart and container files
+	@$(LOCAL) env
+	@$(LOCAL) build
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy operator/outrider_operator serving/outrider_serving local/outrider_local
+	$(VENV) -m outrider_operator.generate --check
+	$$($(LOCAL) which helm) lint --strict charts/outrider
+	$(VENV) tools/lint_containers.py
+
+generate:  ## the files that come from Python: CRD and chart parts
+	@$(LOCAL) env
+	$(VENV) -m outrider_operator.generate
