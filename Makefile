@@ -32,11 +32,13 @@ lint:  ## style, types, generated files, chart and container files
 	@$(LOCAL) build
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/mypy operator/outrider_operator serving/outrider_serving local/outrider_local
+	.venv/bin/mypy operator/outrider_operator serving/outrider_serving local/outrider_local tools
 	$(VENV) -m outrider_operator.generate --check
+	$(VENV) tools/locks.py $$($(LOCAL) which uv) --check
 	$$($(LOCAL) which helm) lint --strict charts/outrider
 	$(VENV) tools/lint_containers.py
 
-generate:  ## the files that come from Python: CRD and chart parts
+generate:  ## the generated files: locks, CRD and chart parts
+	$(PYTHON) tools/locks.py $$($(LOCAL) which uv)
 	@$(LOCAL) env
 	$(VENV) -m outrider_operator.generate

@@ -49,7 +49,10 @@ def _build(settings: Settings, _: argparse.Namespace) -> None:
 
 
 def _which(settings: Settings, options: argparse.Namespace) -> None:
-    say(str(gobuild.programs(settings.checkout, settings.cache).path(options.program)))
+    if options.program == "uv":
+        say(str(environment.uv(settings.cache)))
+    else:
+        say(str(gobuild.programs(settings.checkout, settings.cache).path(options.program)))
 
 
 def _node_up(settings: Settings, _: argparse.Namespace) -> None:
@@ -110,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     add(commands, "ready", "all that tests need: system packages, .venv, built programs", _ready)
     add(commands, "env", "make .venv from the lock", _env)
     add(commands, "build", "build the cluster's Go programs", _build)
-    add(commands, "which", "print the path of a built program", _which).add_argument("program")
+    add(commands, "which", "print the path of a built program, or of uv", _which).add_argument("program")
     inner = commands.add_parser("node", help="the node alone").add_subparsers(
         metavar="COMMAND", required=True
     )

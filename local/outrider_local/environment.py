@@ -43,13 +43,15 @@ def make(settings: Settings) -> bool:
         return False
     watch = Stopwatch()
     step(f"making {settings.venv} from {LOCK} (about 2 minutes, 6 GB with PyTorch)")
-    uv = _uv(settings.cache)
+    tool = uv(settings.cache)
     python = settings.venv / "bin" / "python"
     (settings.venv / _STAMP).unlink(missing_ok=True)
     if not _same_python(python):
-        output(uv, "venv", "--quiet", "--clear", "--python", sys.executable, settings.venv)
-    output(uv, "pip", "sync", "--quiet", "--python", python, "--require-hashes", settings.checkout / LOCK)
-    output(uv, "pip", "install", "--quiet", "--python", python, "--no-deps", "--editable", settings.checkout)
+        output(tool, "venv", "--quiet", "--clear", "--python", sys.executable, settings.venv)
+    output(tool, "pip", "sync", "--quiet", "--python", python, "--require-hashes", settings.checkout / LOCK)
+    output(
+        tool, "pip", "install", "--quiet", "--python", python, "--no-deps", "--editable", settings.checkout
+    )
     (settings.venv / _STAMP).write_text(stamp(settings.checkout))
     detail(f"made in {watch}")
     return True
@@ -82,5 +84,6 @@ def _same_python(python: Path) -> bool:
     return python.exists() and succeeds(python, "-c", f"import sys; sys.exit(sys.version != {sys.version!r})")
 
 
-def _uv(cache: Path) -> Path:
+def uv(cache: Path) -> Path:
+    """The path of the pinned uv, which is installed if it is not there."""
     return tool_environment(cache / UV.replace("==", "-"), UV, "uv")

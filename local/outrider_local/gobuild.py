@@ -70,6 +70,15 @@ def _kubernetes_version() -> str:
     return " ".join(f"-X k8s.io/component-base/version.{key}={value}" for key, value in values.items())
 
 
+def _helm_version() -> str:
+    """Helm's own version, and the Kubernetes version that its templates assume where no cluster says one."""
+    major, minor, _ = KUBERNETES.removeprefix("v").split(".")
+    values = {"internal/version.version": HELM}
+    for package in ("pkg/chartutil", "pkg/lint/rules"):
+        values |= {f"{package}.k8sVersionMajor": major, f"{package}.k8sVersionMinor": minor}
+    return " ".join(f"-X helm.sh/helm/v3/{name}={value}" for name, value in values.items())
+
+
 MODULES = {
     module.name: module
     for module in (
@@ -100,7 +109,7 @@ MODULES = {
         Module(
             "helm",
             ("helm.sh/helm/v3/cmd/helm",),
-            linker=f"-X helm.sh/helm/v3/internal/version.version={HELM}",
+            linker=_helm_version(),
             minutes=1.3,
         ),
     )

@@ -8,6 +8,8 @@ import sys
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
+
 from outrider_serving.settings import (
     Method,
     Objective,
@@ -16,7 +18,6 @@ from outrider_serving.settings import (
     Workload,
     default_settings,
 )
-from pydantic import ValidationError
 
 
 def document(**changes: Any) -> dict[str, Any]:
