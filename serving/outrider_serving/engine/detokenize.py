@@ -1,0 +1,100 @@
+"""From committed tokens to text: whole characters only, ending before a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+_CONTEXT = 6
+"""Prompt tokens decoded along with the first output tokens, so that these know whether they begin a text."""
+
+_MAX_HELD = 64
+"""Tokens held back in the hope that they complete a character, before they are taken for broken text."""
+
+_REPLACEMENT = "�"
+
+
+class Detokenizer:
+    """Decodes one request's output token by token.
+
+    A token's text can depend on what stands before it (a leading space that a tokenizer drops at the very
+    start of a text; a character spread over several tokens). So each new token is decoded together with the
+    tokens of the last piece of text, and the text is what this adds. Text that ends in half a character is
+    held back. Special tokens have no text.
+
+    The pieces together are `decode(prompt + output)` less `decode(prompt)`.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
+        """Begin after the given prompt."""
+        self._tokenizer = tokenizer
+        self._window = list(prompt[-_CONTEXT:])
+        self._read = len(self._window)
+        self._known = self._decode(self._window)
+
+    def push(self, token: int) -> str:
+        """The text that a token completes; empty while a character is incomplete."""
+        self._window.append(token)
+        text = self._decode(self._window)
+        held = len(self._window) - self._read
+        if text.endswith(_REPLACEMENT) and held <= _MAX_HELD:
+            return ""
+        return self._emit(text)
+
+    def flush(self) -> str:
+        """What is still held back, with a replacement character for half a character. Nothing may follow."""
+        return self._emit(self._decode(self._window))
+
+    def _emit(self, text: str) -> str:
+        new = text[len(self._known) :]
+        if new:
+            self._window = self._window[self._read :]
+            self._read = len(self._window)
+            self._known = self._decode(self._window)
+        return new
+
+    def _decode(self, tokens: list[int]) -> str:
+        text = self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
+
+
+class StopMatcher:
+    """Lets text pass up to the first stop string, and holds back what may become one.
+
+    The stop string that is complete first ends the text, the longest one where several end at the same
+    character; so the result does not depend on how the text was cut into pieces.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Take the stop strings, none of them empty."""
+        self._stops = tuple(stops)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """The text that may be shown now; after it `stopped` says whether a stop string was found."""
+        self._held += text
+        matches = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if matches:
+            self.stopped = True
+            _, cut = min(matches)
+            shown, self._held = self._held[:cut], ""
+            return shown
+        cut = len(self._held) - self._partial()
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown
+
+    def flush(self) -> str:
+        """What was held back, when the text ends for another reason."""
+        shown, self._held = self._held, ""
+        return shown
+
+    def _partial(self) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        longest = min(len(self._held), max((len(stop) for stop in self._stops), default=1) - 1)
+        for length in range(longest, 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stops):
+                return length
+        return 0

@@ -1,0 +1,95 @@
+"""What the step loop reports of each step: the only source of metrics, logs and the depth rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider_serving.engine.types import Labels
+
+
+@dataclass(frozen=True, slots=True)
+class RowRecord:
+    """One request's part of a step.
+
+    Attributes:
+        request_id: the request.
+        labels: its telemetry labels, fixed at arrival.
+        tokens: tokens run through the target: prompt tokens, the last committed token, proposed tokens.
+        context: tokens that were already in the store of keys and values.
+        proposed: proposed tokens verified; 0 in a row that only reads a part of the prompt.
+        accepted: leading proposed tokens that were kept.
+        committed: tokens committed: `accepted` plus the target's own, less what came after an end of
+            sequence, a stop string or max_tokens; 0 for a part of the prompt and for a row that failed.
+        finished: the request ended with this step, whether completed or failed.
+        failed: the target pass or verification raised, which failed the request.
+    """
+
+    request_id: str
+    labels: Labels
+    tokens: int
+    context: int
+    proposed: int
+    accepted: int
+    committed: int
+    finished: bool = False
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step of the loop. Its busy seconds are the sum of the four parts.
+
+    Attributes:
+        arm: the arm in force, and
+        generation: the generation of the settings in force, both during the whole step.
+        started: time.monotonic() at its start.
+        rows: the requests that took part.
+        waiting: requests not yet running when the step was scheduled.
+        proposal_seconds: making proposals.
+        target_seconds: target passes.
+        verification_seconds: distributions, draws and comparison.
+        rest_seconds: everything else: scheduling, detokenization, handing over of chunks.
+        proposer_failures: exceptions raised by proposers; the rows concerned went on without proposals.
+    """
+
+    arm: str
+    generation: int
+    started: float
+    rows: tuple[RowRecord, ...]
+    waiting: int
+    proposal_seconds: float
+    target_seconds: float
+    verification_seconds: float
+    rest_seconds: float
+    proposer_failures: int = 0
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long the step took."""
+        return self.proposal_seconds + self.target_seconds + self.verification_seconds + self.rest_seconds
+
+    @property
+    def tokens(self) -> int:
+        """Tokens run through the target."""
+        return sum(row.tokens for row in self.rows)
+
+    @property
+    def committed(self) -> int:
+        """Tokens committed."""
+        return sum(row.committed for row in self.rows)
+
+    @property
+    def proposed_by_position(self) -> tuple[int, ...]:
+        """How many rows had a proposed token at depth 1, 2, ...; empty when nothing was proposed."""
+        return _by_position([row.proposed for row in self.rows])
+
+    @property
+    def accepted_by_position(self) -> tuple[int, ...]:
+        """How many rows kept their proposed token at depth 1, 2, ...; as long as the longest accepted run."""
+        return _by_position([row.accepted for row in self.rows])
+
+
+def _by_position(depths: list[int]) -> tuple[int, ...]:
+    """How many of the chains reach depth 1, 2, ..."""
+    positions = range(1, max(depths, default=0) + 1)
+    return tuple(sum(depth >= position for depth in depths) for position in positions)

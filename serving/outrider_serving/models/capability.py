@@ -1,0 +1,84 @@
+"""Which models can be served: decoders whose layers all attend through transformers' attention interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from outrider_serving.engine.attention import TargetPass, UnsupportedAttentionError
+from outrider_serving.engine.kv import SequenceKV
+from outrider_serving.models.errors import ModelError
+
+_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+"""Here a token's keys depend on how long the text is when they are made, so also on proposals."""
+
+_LAYERS = {"full_attention", "sliding_attention"}
+
+
+def check_config(config: PreTrainedConfig, source: object) -> None:
+    """Refuse what the configuration alone shows to be impossible, before weights are read.
+
+    Raises:
+        ModelError: names the model type and what is not supported about it.
+    """
+
+    def refuse(why: str) -> ModelError:
+        return ModelError(f"model {source} ({config.model_type}) cannot be served: {why}")
+
+    mapping = AutoModelForCausalLM._model_mapping
+    if type(config) not in mapping:
+        raise refuse("transformers has no causal language model of this type")
+    if config.is_encoder_decoder:
+        raise refuse("it is an encoder-decoder; only decoders are supported")
+    if getattr(config, "vision_config", None) or getattr(config, "audio_config", None):
+        raise refuse("it is multimodal; only text models are supported")
+    cls: Any = mapping[type(config)]
+    if cls._is_stateful:
+        raise refuse("it has recurrent state, which a rejected proposal cannot be taken back from")
+    if not cls._supports_attention_backend:
+        raise refuse("it does not use transformers' attention interface")
+    if getattr(config, "use_bidirectional_attention", False) or getattr(config, "is_causal", True) is False:
+        raise refuse("its attention is bidirectional")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise refuse("its layers share keys and values through transformers' own cache")
+    if lengths := _rope_types(config) & _LENGTH_DEPENDENT_ROPE:
+        raise refuse(f"its rotary embedding ({', '.join(lengths)}) depends on the length of the whole text")
+    if others := set(getattr(config, "layer_types", None) or ()) - _LAYERS:
+        names, allowed = ", ".join(sorted(others)), ", ".join(sorted(_LAYERS))
+        raise refuse(f"it has layers of type {names}; supported: {allowed}")
+
+
+def _rope_types(config: PreTrainedConfig) -> set[str]:
+    """The kinds of rotary embedding in a configuration: it has one set of parameters, or one a layer type."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    each = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    return {one["rope_type"] for one in each if "rope_type" in one}
+
+
+def check_attention(model: PreTrainedModel, source: object) -> None:
+    """Run two tokens, and see that every layer came by `attend`.
+
+    Raises:
+        ModelError: some did not, or asked for a kind of attention that is not supported.
+    """
+    ids = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
+    target_pass = TargetPass(SequenceKV())
+    try:
+        with torch.inference_mode():
+            model(
+                input_ids=ids,
+                position_ids=torch.arange(2, device=model.device)[None],
+                use_cache=False,
+                logits_to_keep=1,
+                target_pass=target_pass,
+            )
+    except (UnsupportedAttentionError, TypeError) as error:
+        raise ModelError(f"model {source} cannot be served: {error}") from error
+    layers = model.config.get_text_config().num_hidden_layers
+    if target_pass.layers != layers:
+        raise ModelError(
+            f"model {source} cannot be served: {target_pass.layers} of its {layers} layers "
+            "use transformers' attention interface"
+        )

@@ -1,0 +1,178 @@
+"""Loads a model: everything that the engine and the API know about it is a field of `LoadedModel`."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from outrider_serving.engine.attention import IMPLEMENTATION
+from outrider_serving.models.capability import check_attention, check_config
+from outrider_serving.models.errors import ModelError
+from outrider_serving.models.files import ModelFiles, model_files
+from outrider_serving.models.gguf import load_gguf
+from outrider_serving.models.source import Source, parse_source
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready for the engine.
+
+    Attributes:
+        model: in evaluation mode, on its device, attending over our store of keys and values.
+        tokenizer: the model's own.
+        source: what the user called it.
+        revision: commit of the hub, or digest of config, tokenizer and weights.
+        dtype: of the weights in memory, as "bfloat16".
+        context_length: most tokens of prompt and output together.
+        eos_token_ids: tokens that end a sequence: those of the generation config, else the tokenizer's.
+        vocab_size: number of token ids that the model knows.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    source: str
+    revision: str
+    dtype: str
+    context_length: int
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+
+
+def load_model(
+    source: str,
+    *,
+    revision: str | None = None,
+    dtype: DType = "auto",
+    context_length: int | None = None,
+    device: str = "auto",
+    hub_token: Path | None = None,
+) -> LoadedModel:
+    """Find and load a model, in a thread of its own that ends.
+
+    A thread that has run torch's parallel operations keeps workers as long as it lives. With more workers
+    than cores, all of them sleep between operations, which makes the engine's thread slower by a third on a
+    small machine; so the caller must not be left with any.
+
+    Args:
+        source: `package:NAME`, a directory, or ORGANISATION/NAME on the hub; see `source.parse_source`.
+        revision: branch, tag or commit of the hub; for others the digest that the files must have.
+        dtype: of the weights; auto is the one that the model's config names, and bfloat16 for a GGUF.
+        context_length: at most the model's own, which is the default.
+        device: as torch names it; auto is cuda where there is a GPU, else cpu.
+        hub_token: file that holds the hub's token.
+
+    Raises:
+        ModelError: it cannot be served as asked; the message says why and what is allowed.
+    """
+    parsed, token = parse_source(source), _read_token(hub_token)
+
+    def load() -> LoadedModel:
+        with model_files(parsed, revision, token) as files:
+            return _load(parsed, files, dtype, context_length, device)
+
+    try:
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="outrider-load") as thread:
+            return thread.submit(load).result()
+    except ModelError:
+        raise
+    except Exception as error:
+        # transformers reports broken files by many kinds of exceptions, of its parsers too.
+        raise ModelError(f"model {source} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def _load(
+    source: Source, files: ModelFiles, dtype: DType, context_length: int | None, device: str
+) -> LoadedModel:
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    if files.gguf is None:
+        config = _config(files, source)
+        check_config(config, source)
+        context = _context_length(config, context_length, source)
+        wanted = config.dtype or torch.float32 if dtype == "auto" else getattr(torch, dtype)
+        tokenizer = AutoTokenizer.from_pretrained(files.directory)
+        model = AutoModelForCausalLM.from_pretrained(
+            files.directory, dtype=wanted, attn_implementation=IMPLEMENTATION
+        )
+    else:
+        wanted = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
+        model, tokenizer = load_gguf(files, wanted, IMPLEMENTATION)
+        check_config(model.config, source)
+        context = _context_length(model.config, context_length, source)
+    model.train(False)
+    torch.nn.Module.to(model, _device(device))
+    check_attention(model, source)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        source=str(source),
+        revision=files.revision,
+        dtype=str(model.dtype).removeprefix("torch."),
+        context_length=context,
+        eos_token_ids=_eos_token_ids(model, tokenizer),
+        vocab_size=int(model.config.get_text_config().vocab_size),
+    )
+
+
+def _config(files: ModelFiles, source: Source) -> PreTrainedConfig:
+    """The configuration, if transformers itself knows the architecture."""
+    raw, _ = PreTrainedConfig.get_config_dict(files.directory)
+    if raw.get("model_type") not in CONFIG_MAPPING:
+        code = "auto_map" in raw
+        raise ModelError(
+            f"model {source}: transformers does not know model_type {raw.get('model_type')!r}"
+            + ("; it brings code of its own (trust_remote_code), which is never run" if code else "")
+        )
+    config = AutoConfig.from_pretrained(files.directory)
+    assert isinstance(config, PreTrainedConfig)
+    return config
+
+
+def _device(name: str) -> torch.device:
+    if name != "auto":
+        return torch.device(name)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _context_length(config: PreTrainedConfig, wanted: int | None, source: Source) -> int:
+    limit: Any = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if wanted is None and limit is None:
+        raise ModelError(f"model {source} names no max_position_embeddings: give a context length")
+    if wanted is not None and wanted < 2:
+        raise ModelError(f"context length {wanted} is too short: at least 2")
+    if wanted is not None and limit is not None and wanted > limit:
+        raise ModelError(f"context length {wanted} exceeds that of model {source}, which is {limit}")
+    return int(limit if wanted is None else wanted)
+
+
+def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+    ids = configured if configured is not None else tokenizer.eos_token_id
+    return frozenset(() if ids is None else [ids] if isinstance(ids, int) else ids)
+
+
+def _read_token(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"the hub token's file {path} cannot be read: {error}") from error
+    if not token:
+        raise ModelError(f"the hub token's file {path} is empty")
+    return token

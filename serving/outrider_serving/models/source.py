@@ -1,0 +1,74 @@
+"""What a user calls a model: a Python package, a directory, or a repository of the hub."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider_serving.models.errors import ModelError
+
+_PACKAGE = "package:"
+_PACKAGE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+ALLOWED = (
+    "package:NAME (an installed Python package with a GGUF), a directory, or ORGANISATION/NAME on the hub"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PackageSource:
+    """An importable Python package whose `assemble(path)` writes a GGUF file."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return _PACKAGE + self.name
+
+
+@dataclass(frozen=True, slots=True)
+class DirectorySource:
+    """A directory with config, tokenizer and weights."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """A repository of the model hub."""
+
+    repository: str
+
+    def __str__(self) -> str:
+        return self.repository
+
+
+Source = PackageSource | DirectorySource | HubSource
+
+
+def parse_source(text: str) -> Source:
+    """Tell which kind of model is meant; an existing directory goes before a hub id of the same spelling.
+
+    Raises:
+        ModelError: it is none of the kinds, or a path that is not a directory.
+    """
+    if text.startswith(_PACKAGE):
+        name = text.removeprefix(_PACKAGE)
+        if not _PACKAGE_NAME.fullmatch(name):
+            raise ModelError(f"model {text!r}: {name!r} is not a Python package's name; allowed: {ALLOWED}")
+        return PackageSource(name)
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:
+        raise ModelError(f"model {text!r}: {error}") from error
+    if text and path.is_dir():
+        return DirectorySource(path)
+    if text.startswith(("/", ".", "~")) or path.exists():
+        raise ModelError(f"model {text!r}: there is no such directory; allowed: {ALLOWED}")
+    if not _HUB_ID.fullmatch(text):
+        raise ModelError(f"model {text!r} is not understood; allowed: {ALLOWED}")
+    return HubSource(text)

@@ -1,0 +1,94 @@
+"""Proposes what followed the same tokens earlier in the request's own text (prompt lookup)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from outrider_serving.proposers.base import Observed, Proposal, Query
+from outrider_serving.settings import NgramSettings
+
+_MAX_CANDIDATES = 1024
+
+
+class NgramProposer:
+    """Looks the last tokens of each request up in its own prompt and output.
+
+    Among earlier places where the last `min_match` tokens occur, the one that shares the longest suffix with
+    the end of the text wins (up to `max_match` tokens), the latest of them on a tie; the tokens after it are
+    proposed. Where they reach the end of the text, copying goes on into the copy, as in LZ77: a period
+    shorter than the depth is repeated. To bound a step, only the latest 1,024 places are looked at.
+    """
+
+    def __init__(self, settings: NgramSettings) -> None:
+        """Take the shortest and longest suffix to look for."""
+        self._settings = settings
+        self._texts: dict[str, _Text] = {}
+
+    def propose(self, queries: Sequence[Query]) -> list[Proposal]:
+        """One proposal for each query; it is empty where nothing matches.
+
+        Raises:
+            KeyError: a request was never observed.
+        """
+        longest = self._settings.max_match
+        return [Proposal(self._texts[q.request_id].continuation(longest, q.max_depth)) for q in queries]
+
+    def observe(self, events: Sequence[Observed]) -> None:
+        """Append to the requests' texts and index them, in O(tokens)."""
+        for event in events:
+            if event.request_id not in self._texts:
+                self._texts[event.request_id] = _Text(self._settings.min_match)
+            self._texts[event.request_id].extend(event.tokens)
+
+    def forget(self, request_id: str) -> None:
+        """Drop a request's text."""
+        self._texts.pop(request_id, None)
+
+
+class _Text:
+    """One request's tokens, and where each sequence of `width` tokens was followed by something."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._tokens: list[int] = []
+        self._followers: dict[tuple[int, ...], list[int]] = {}
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens; each one is the follower of the `width` tokens before it."""
+        start = len(self._tokens)
+        self._tokens.extend(tokens)
+        for at in range(max(start, self._width), len(self._tokens)):
+            key = tuple(self._tokens[at - self._width : at])
+            self._followers.setdefault(key, []).append(at)
+
+    def continuation(self, longest: int, depth: int) -> tuple[int, ...]:
+        """The `depth` tokens after the best earlier match of the end of the text; empty without a match."""
+        at = self._best_match(longest)
+        if at is None:
+            return ()
+        copied = self._tokens[at : at + depth]
+        period = len(copied)
+        while len(copied) < depth:
+            copied.append(copied[len(copied) - period])
+        return tuple(copied)
+
+    def _best_match(self, longest: int) -> int | None:
+        """Where the continuation of the best match begins."""
+        places = self._followers.get(tuple(self._tokens[-self._width :]), [])
+        best, best_length = None, 0
+        for at in islice(reversed(places), _MAX_CANDIDATES):
+            length = self._common_suffix(at, longest)
+            if length > best_length:
+                best, best_length = at, length
+            if length == longest:
+                break
+        return best
+
+    def _common_suffix(self, at: int, longest: int) -> int:
+        """How many tokens before `at`, at most `longest`, equal those at the end of the text."""
+        tokens, end = self._tokens, len(self._tokens)
+        length = self._width
+        while length < longest and length < at and tokens[at - 1 - length] == tokens[end - 1 - length]:
+            length += 1
+        return length

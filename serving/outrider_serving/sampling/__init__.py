@@ -1,0 +1,1 @@
+"""From a request's parameters to its distribution, and from proposals to committed tokens."""

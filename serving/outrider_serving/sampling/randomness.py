@@ -1,0 +1,45 @@
+"""Where the draws of rejection sampling come from: one source that a test can replace."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Randomness(Protocol):
+    """Independent draws."""
+
+    def bernoulli(self, p: float) -> bool:
+        """True with probability p."""
+        ...
+
+    def categorical(self, weights: Tensor) -> int:
+        """An index, with probability proportional to its weight.
+
+        Args:
+            weights: float64 [n], not negative, of positive sum.
+        """
+        ...
+
+
+class GeneratorRandomness:
+    """Draws from a numpy generator; without one, from a new generator seeded by the operating system."""
+
+    def __init__(self, generator: np.random.Generator | None = None) -> None:
+        """Take the generator, which nothing else may use."""
+        self._generator = generator or np.random.default_rng()
+
+    def bernoulli(self, p: float) -> bool:
+        """True with probability p, to within 2 ** -53."""
+        return bool(self._generator.random() < p)
+
+    def categorical(self, weights: Tensor) -> int:
+        """An index by inversion of the cumulated weights; never one of weight 0."""
+        mass = weights.cumsum(0)
+        target = self._generator.random() * mass[-1]
+        index = int(torch.searchsorted(mass, target, right=True))
+        # The product can round up to the whole mass: then the last index of positive weight is meant.
+        return index if index < len(mass) else int(weights.nonzero()[-1])

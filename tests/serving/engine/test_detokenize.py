@@ -1,0 +1,136 @@
+"""Text comes in whole characters, is that of decoding everything at once, and ends before a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from outrider_serving.engine.detokenize import Detokenizer, StopMatcher
+from serving.tiny import make_tokenizer
+
+
+def sentencepiece_like() -> PreTrainedTokenizerFast:
+    """Words begin with a marked space, a text's first is dropped; other characters are spelled in bytes."""
+    words = ["▁", "▁the", "▁cat", "s", "at", ".", "▁日"]
+    vocabulary = {"<eos>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}
+    vocabulary |= {word: 257 + n for n, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")  # type: ignore[no-untyped-call]
+
+
+BYTES = make_tokenizer()
+PIECES = sentencepiece_like()
+
+
+def decode(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> str:
+    text = tokenizer.decode(list(tokens), skip_special_tokens=True)
+    assert isinstance(text, str)
+    return text
+
+
+def stream(tokenizer: PreTrainedTokenizerFast, prompt: Sequence[int], output: Sequence[int]) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, prompt)
+    return [*(detokenizer.push(token) for token in output), detokenizer.flush()]
+
+
+@given(prompt=st.text(max_size=8), text=st.text(max_size=40))
+def test_any_text_comes_whole(prompt: str, text: str) -> None:
+    pieces = stream(BYTES, BYTES(prompt).input_ids, BYTES(text).input_ids)
+    assert "".join(pieces) == text
+    if "�" not in text:
+        assert all("�" not in piece for piece in pieces)
+
+
+@given(text=st.text(st.sampled_from("aé日🦦 \n"), max_size=30), cut=st.integers(0, 60))
+def test_text_cut_inside_a_character_ends_in_a_replacement_character(text: str, cut: int) -> None:
+    tokens = BYTES(text).input_ids[:cut]
+    pieces = stream(BYTES, [], tokens)
+    assert "".join(pieces) == decode(BYTES, tokens)
+    assert all("�" not in piece for piece in pieces[:-1])
+
+
+@given(tokens=st.lists(st.integers(2, 319), max_size=50))
+def test_tokens_that_are_no_text_give_what_decoding_them_gives(tokens: list[int]) -> None:
+    assert "".join(stream(BYTES, [], tokens)) == decode(BYTES, tokens)
+
+
+@given(
+    prompt=st.lists(st.integers(257, 263), min_size=1, max_size=9),
+    output=st.lists(st.one_of(st.integers(257, 263), st.just(0)), max_size=30),
+)
+def test_leading_spaces_are_those_of_the_whole_text(prompt: list[int], output: list[int]) -> None:
+    whole = decode(PIECES, [*prompt, *output])
+    assert decode(PIECES, prompt) + "".join(stream(PIECES, prompt, output)) == whole
+
+
+def test_a_space_between_prompt_and_output_is_kept() -> None:
+    the, cat = 258, 259
+    assert stream(PIECES, [the], [cat, cat]) == [" cat", " cat", ""]
+    assert decode(PIECES, [cat]) == "cat"
+
+
+@pytest.mark.parametrize("text", ["日本", "🦦🦦", "é"])
+def test_characters_spelled_in_bytes(text: str) -> None:
+    tokens = [258, *(byte + 1 for byte in text.encode()), 259]
+    pieces = stream(PIECES, [258], tokens)
+    assert "".join(pieces) == f" the{text} cat"
+    assert all("�" not in piece for piece in pieces)
+
+
+def test_broken_text_is_not_held_back_for_ever() -> None:
+    byte = BYTES.convert_tokens_to_ids("ĉ")  # a byte that continues no character
+    assert isinstance(byte, int)
+    continuation = next(t for t in range(2, 258) if decode(BYTES, [t]) == "�")
+    pieces = stream(BYTES, [], [continuation] * 200)
+    assert any(pieces[:70])
+    assert "".join(pieces) == "�" * 200
+
+
+def naive_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """Read character by character until some stop string ends here; the longest such."""
+    for end in range(1, len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            return text[: end - max(map(len, ending))], True
+    return text, False
+
+
+abc = st.text("ab", min_size=1, max_size=4)
+
+
+@given(pieces=st.lists(st.text("abc", max_size=4), max_size=12), stops=st.lists(abc, max_size=3))
+def test_stop_strings_in_any_pieces(pieces: list[str], stops: list[str]) -> None:
+    matcher = StopMatcher(stops)
+    expected, stopped = naive_stop("".join(pieces), stops)
+    shown = ""
+    for piece in pieces:
+        shown += matcher.push(piece)
+        assert expected.startswith(shown)
+        if matcher.stopped:
+            break
+    else:
+        shown += matcher.flush()
+    assert (shown, matcher.stopped) == (expected, stopped)
+
+
+def test_only_what_may_become_a_stop_string_is_held_back() -> None:
+    matcher = StopMatcher(["###", "#!"])
+    assert [matcher.push(piece) for piece in ("a#", "b", "c##", "d", "#", "#")] == [
+        "a",
+        "#b",
+        "c",
+        "##d",
+        "",
+        "",
+    ]
+    assert matcher.push("#") == ""
+    assert matcher.stopped
