@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from outrider_serving.engine.sequence import Sequence
 from outrider_serving.proposers.base import Observed, Proposer, Query
@@ -19,7 +20,7 @@ Build = Callable[[ProposerSettings], Proposer | None]
 
 @dataclass(slots=True)
 class _Loaded:
-    settings: ProposerSettings
+    settings: dict[str, Any]
     proposer: Proposer | None
 
 
@@ -91,8 +92,9 @@ class Speculation:
     def _ensure(self, settings: ProposerSettings, running: Iterable[Sequence]) -> Proposer | None:
         """The proposer for these settings, loaded if it is not."""
         loaded = self._loaded.get(settings.method)
-        if loaded is None or loaded.settings.ngram != settings.ngram:
-            loaded = _Loaded(settings, self._build(settings))
+        wanted = settings.model_dump(exclude={"min_depth", "max_depth"})
+        if loaded is None or loaded.settings != wanted:
+            loaded = _Loaded(wanted, self._build(settings))
             if loaded.proposer is not None:
                 loaded.proposer.observe([Observed(s.request.id, tuple(s.tokens)) for s in running])
             self._loaded[settings.method] = loaded

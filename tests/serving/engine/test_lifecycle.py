@@ -16,7 +16,7 @@ from outrider_serving.engine.runner import ModelRunner
 from outrider_serving.engine.types import EngineClosedError, EngineError, QueueFullError
 from outrider_serving.models.loading import LoadedModel
 from outrider_serving.proposers.base import Observed, Proposal, Query
-from outrider_serving.settings import Arm, Method, PodSettings, Proposer, default_settings
+from outrider_serving.settings import Arm, Method, NgramSettings, PodSettings, Proposer, default_settings
 from serving.engine.support import NONE, Oracle, collect, engine_of, reference, request, run
 
 PROMPT = [5, 6, 7, 8] * 4
@@ -267,6 +267,23 @@ def test_a_proposer_is_switched_while_requests_run(tiny_gemma3: LoadedModel) -> 
     assert records[10].rows[0].proposed > 0
     assert sum(row.accepted for record in records[10:] for row in record.rows) > 0
     assert not any(record.proposer_failures for record in records)
+
+
+def test_a_proposer_is_loaded_anew_for_other_settings_but_not_for_another_depth(
+    tiny_llama: LoadedModel,
+) -> None:
+    built: list[Proposer] = []
+
+    def build(settings: Proposer) -> Oracle:
+        built.append(settings)
+        return Oracle([])
+
+    with engine_of(tiny_llama, Proposer(max_depth=2), build=build) as engine:
+        for proposer in (Proposer(max_depth=9), Proposer(ngram=NgramSettings(max_match=9))):
+            run(engine, request(PROMPT))
+            engine.set_settings(default_settings(proposer))
+        run(engine, request(PROMPT))
+    assert [settings.ngram for settings in built] == [None, NgramSettings(max_match=9)]
 
 
 def test_records_add_up_to_usage(tiny_gemma3: LoadedModel) -> None:
