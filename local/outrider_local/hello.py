@@ -60,7 +60,7 @@ def ask(api: openai.OpenAI, *, proposer: str | None = None, show: bool = False) 
         for choice in chunk.choices:
             pieces.append(choice.text)
             if show:
-                print(choice.text, end="", flush=True)
+                print(_indented(choice.text), end="", flush=True)
         if chunk.usage is not None:
             tokens = chunk.usage.completion_tokens
             speculation = _speculation(chunk.usage)
@@ -78,13 +78,17 @@ def _speculation(usage: Any) -> dict[str, Any]:
     return dict((usage.model_extra or {}).get("speculation") or {})
 
 
+def _indented(text: str) -> str:
+    """Text that goes on below a step of `make up`."""
+    return text.replace("\n", "\n      ")
+
+
 def main(url: str) -> None:
-    """Ask, and print the answer and its figures."""
-    indented = PROMPT.replace("\n", "\n  ")
-    print(f"prompt:\n  {indented}\ncompletion:", flush=True)
+    """Ask, and print the answer as it comes, then its figures."""
+    print(f"    prompt:\n      {_indented(PROMPT)}\n    completion:\n     ", end="", flush=True)
     answer = ask(client(url), show=True)
     print(
-        f"\n\n{answer.tokens} tokens in {answer.steps} verification steps: "
+        f"\n\n    {answer.tokens} tokens in {answer.steps} verification steps: "
         f"{answer.tokens_per_step:.2f} tokens per verification step "
         f"({answer.accepted} of {answer.proposed} proposed tokens accepted)",
         flush=True,

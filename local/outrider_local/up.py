@@ -94,8 +94,8 @@ def say_hello(settings: Settings, url: str) -> None:
     variables = without_proxies(
         {"PYTHONPATH": str(settings.local), "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
     )
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-    detail(done.stdout.rstrip())
+    # Its output goes straight to the terminal, so that tokens are seen as they come.
+    done = subprocess.run(command, env=variables, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:] or ["no error message"]
         raise ProblemError(f"the completion failed: {said[0]}", "look at: kubectl logs, and make up again")
