@@ -25,7 +25,7 @@ test:  ## every test, each property sampled (may run beside `make up`)
 
 test-long:  ## the same tests with full counts
 	@$(LOCAL) ready
-	PYTHONPATH=local OUTRIDER_TEST_LONG=1 $(VENV) -m pytest $(TESTS)
+	PYTHONPATH=local OUTRIDER_TEST_LONG=1 $(VENV) -m pytest --timeout=3600 $(TESTS)
 
 lint:  ## style, types, generated files, chart and container files
 	@$(LOCAL) env

@@ -32,8 +32,11 @@ def action_event(action: Apply | Delete) -> Event:
 
 
 def transition_events(old: Object, new: Object) -> Iterator[Event]:
-    """The event of a change of Ready, if its status or its cause changed."""
-    before, after = _ready(old), _ready(new)
+    """The event of a change of Ready, if its status or its cause changed; a warning of keys newly refused."""
+    refused = _condition(new, "KeysRefused")
+    if refused and not _condition(old, "KeysRefused"):
+        yield Event("Warning", "KeysRefused", refused["message"])
+    before, after = _condition(old, "Ready"), _condition(new, "Ready")
     if (before.get("status"), before.get("reason")) == (after.get("status"), after.get("reason")):
         return
     if after.get("status") == "True":
@@ -44,5 +47,5 @@ def transition_events(old: Object, new: Object) -> Iterator[Event]:
         yield Event("Normal", "NotReady", f"{after['reason']}: {after['message']}")
 
 
-def _ready(status: Object) -> Object:
-    return next((dict(c) for c in status.get("conditions", ()) if c["type"] == "Ready"), {})
+def _condition(status: Object, kind: str) -> Object:
+    return next((dict(c) for c in status.get("conditions", ()) if c["type"] == kind), {})

@@ -23,6 +23,7 @@ class ConditionType(StrEnum):
     AVAILABLE = "Available"
     PROGRESSING = "Progressing"
     NAME_CONFLICT = "NameConflict"
+    KEYS_REFUSED = "KeysRefused"
 
 
 class ConditionStatus(StrEnum):
@@ -37,7 +38,8 @@ class Condition(Contract):
     """One aspect of the state, in the shape of metav1.Condition."""
 
     type: Annotated[str, StringConstraints(min_length=1, max_length=316)] = Field(
-        description="Ready, Available, Progressing; NameConflict while a foreign object is in the way."
+        description="Ready, Available, Progressing; NameConflict while a foreign object is in the way, "
+        "KeysRefused while an entry of the API keys is not usable."
     )
     status: ConditionStatus = Field(description="Whether the condition holds.")
     reason: Annotated[

@@ -6,7 +6,7 @@ observed generation is served. When it is not, Ready carries the nearest cause, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider_operator import names
@@ -51,6 +51,7 @@ class View:
     pods: tuple[Object, ...]
     reported: int | None
     refused: str | None
+    keys_refused: str | None
     trouble: Trouble | None
     deployments: tuple[Object, ...]
 
@@ -76,6 +77,8 @@ def next_status(seen: Observation, plan: Plan, errors: Sequence[str] = ()) -> Ob
     }
     if plan.conflicts:
         findings[ConditionType.NAME_CONFLICT] = Finding(True, "NotOurs", "; ".join(plan.conflicts))
+    if view.keys_refused is not None:  # the other keys are in force, so this is no reason not to be ready
+        findings[ConditionType.KEYS_REFUSED] = Finding(True, "BadEntry", view.keys_refused)
     status = SpeculativeModelStatus(
         observed_generation=seen.generation,
         conditions=[_dated(seen, kind, finding) for kind, finding in findings.items()],
@@ -112,9 +115,8 @@ def _view(seen: Observation, plan: Plan, errors: Sequence[str]) -> View:
         current=current,
         pods=pods,
         reported=_reported(seen, ready, states.values()),
-        refused=next(
-            (f"pod {pod}: {s.settings_error}" for pod, s in states.items() if s.settings_error), None
-        ),
+        refused=_first({pod: state.settings_error for pod, state in states.items()}),
+        keys_refused=_first({pod: state.keys_error for pod, state in states.items()}),
         trouble=_trouble(seen, current, pods),
         deployments=deployments,
     )
@@ -126,6 +128,11 @@ def _reported(seen: Observation, ready: Sequence[str], states: Collection[PodSta
         return min((state.generation for state in states), default=None)
     last = seen.status.get("settings", {}).get("reportedGeneration")
     return None if last is None else int(last)
+
+
+def _first(errors: Mapping[str, str | None]) -> str | None:
+    """The first error that a pod reports, with its name."""
+    return next((f"pod {pod}: {error}" for pod, error in errors.items() if error), None)
 
 
 def _trouble(seen: Observation, current: Object | None, pods: Sequence[Object]) -> Trouble | None:

@@ -15,13 +15,13 @@ from typing import NoReturn, get_args
 from outrider_serving import logs, watch
 from outrider_serving.api.options import DType, ServeOptions, StartError
 from outrider_serving.models.errors import ModelError
-from outrider_serving.models.source import DirectorySource, HubSource, parse_source
+from outrider_serving.models.source import DirectorySource, HubSource, Source, check_source, parse_source
 from outrider_serving.settings import PodSettings, default_settings
 
 logger = logging.getLogger(__name__)
 
 TEMPLATE_VARIABLE = "OUTRIDER_CHAT_TEMPLATE"
-"""Environment variable that holds a chat template's text; --chat-template comes first."""
+"""Environment variable that holds a chat template's text, empty for none; --chat-template comes first."""
 
 TERMINATION_LOG = Path("/dev/termination-log")
 """What a container writes here shows up as the reason of its end in `kubectl describe pod`."""
@@ -86,9 +86,10 @@ def _options(chosen: argparse.Namespace) -> tuple[ServeOptions, PodSettings]:
         )
     if chosen.api_keys is not None and not chosen.api_keys.is_dir():
         raise StartError(f"--api-keys {chosen.api_keys} must be a directory with one file a tenant")
+    source = _source(chosen.model)
     options = ServeOptions(
         model=chosen.model,
-        served_name=chosen.served_name or _served_name(chosen.model),
+        served_name=chosen.served_name or _served_name(source),
         host=chosen.host,
         port=chosen.port,
         admin_port=chosen.admin_port,
@@ -106,12 +107,18 @@ def _options(chosen: argparse.Namespace) -> tuple[ServeOptions, PodSettings]:
     return options, _settings(chosen.settings)
 
 
-def _served_name(model: str) -> str:
-    """The name of a model that was given none: its hub id, its directory's or its package's name."""
+def _source(model: str) -> Source:
+    """What MODEL means, as far as it can be told before anything heavy is imported."""
     try:
         source = parse_source(model)
+        check_source(source)
     except ModelError as error:
         raise StartError(str(error)) from error
+    return source
+
+
+def _served_name(source: Source) -> str:
+    """The name of a model that was given none: its hub id, its directory's or its package's name."""
     if isinstance(source, HubSource):
         return source.repository
     return source.path.resolve().name if isinstance(source, DirectorySource) else source.name
@@ -128,7 +135,17 @@ def _settings(file: Path | None) -> PodSettings:
 
 def _chat_template(file: Path | None) -> str | None:
     if file is None:
-        return os.environ.get(TEMPLATE_VARIABLE) or None
+        text, origin = os.environ.get(TEMPLATE_VARIABLE), TEMPLATE_VARIABLE
+        if not text:
+            return None
+    else:
+        text, origin = _template_text(file), f"--chat-template {file}"
+    if not text.strip():
+        raise StartError(f"{origin}: the chat template is empty")
+    return text
+
+
+def _template_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -157,7 +157,13 @@ def default_settings(proposer: Proposer | None = None) -> PodSettings:
     return PodSettings(generation=0, arms={STABLE: Arm(proposer=proposer or Proposer())}, in_force=STABLE)
 
 
-class ModelState(Contract):
+class Report(Contract):
+    """What a pod says; an operator ignores what a newer pod says beyond it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class ModelState(Report):
     """The model that a pod serves, as it resolved it."""
 
     name: str = Field(description="Name under which requests address the model.")
@@ -168,7 +174,7 @@ class ModelState(Contract):
     context_length: int = Field(description="Most tokens of prompt and output together.")
 
 
-class PodState(Contract):
+class PodState(Report):
     """What a pod answers to GET /admin/state."""
 
     ready: bool = Field(description="True once a token was generated and until the pod drains.")
@@ -176,5 +182,9 @@ class PodState(Contract):
     in_force: str = Field(description="Name of the arm in force.")
     settings_error: str | None = Field(
         default=None, description="Why the newest settings file was refused; the earlier one stays in force."
+    )
+    keys_error: str | None = Field(
+        default=None,
+        description="What of the newest API keys was refused, by tenant; the others' are in force.",
     )
     model: ModelState | None = Field(default=None, description="The loaded model; absent while it loads.")

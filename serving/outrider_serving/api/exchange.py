@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import cast
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -90,8 +89,7 @@ class Exchange(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         model = self._serving.model
         request = await self._prepare(model)
-        generated = cast("AsyncGenerator[Chunk, None]", model.engine.generate(request))
-        async with aclosing(generated) as chunks:
+        async with aclosing(model.engine.generate(request)) as chunks:
             if self._arrival.stream:
                 await self._stream(chunks, send)
             else:

@@ -13,9 +13,6 @@ from starlette.types import ASGIApp
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep a connection, so that they close it, and not we under their next request."""
 
-ABANDON_SECONDS = 1.0
-"""How long closing may take where a client does not read what it was sent."""
-
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; OSError if the address cannot be had."""
@@ -39,6 +36,7 @@ class Listener(uvicorn.Server):
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
             )
         )
+        self.servers: list[asyncio.Server] = []
         self._task = asyncio.create_task(self.serve([listening]))
 
     @contextlib.contextmanager
@@ -56,6 +54,11 @@ class Listener(uvicorn.Server):
         self.should_exit = True
 
     async def abandon(self) -> None:
-        """End now, whatever is in flight."""
-        self.should_exit = self.force_exit = True
-        await asyncio.wait((self._task,), timeout=ABANDON_SECONDS)
+        """End now: cut every connection, so that what is in flight sees its client gone and ends."""
+        self._task.cancel()
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks)

@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 from outrider_serving.api import neutral
 from outrider_serving.api.errors import ApiError, invalid
 from outrider_serving.api.schema import (
+    MAX_MESSAGES,
     ChatRequest,
     CommonRequest,
     CompletionRequest,
@@ -31,10 +32,17 @@ def parse_completion(values: Mapping[str, Any]) -> CompletionRequest:
 def parse_chat(values: Mapping[str, Any]) -> ChatRequest:
     """The chat request in a decoded body; ApiError (400) naming the field at fault."""
     values = dict(values)
-    if isinstance(values.get("messages"), list):
+    messages = values.get("messages")
+    if isinstance(messages, list):
+        if not 1 <= len(messages) <= MAX_MESSAGES:
+            raise invalid(
+                f"messages: it must be a list of 1 to {MAX_MESSAGES} messages, but it has {len(messages)}.",
+                param="messages",
+                code="invalid_value",
+            )
         values["messages"] = [
             _plain(message, Message, neutral.MESSAGE, f"messages[{index}].")
-            for index, message in enumerate(values["messages"])
+            for index, message in enumerate(messages)
         ]
     return _parse(ChatRequest, values, neutral.CHAT)
 
@@ -58,12 +66,12 @@ def _plain(value: Any, model: type[BaseModel], neutral_values: neutral.Neutral, 
     if not isinstance(value, dict):
         return value
     rest = neutral.without_neutral(value, neutral_values, within)
-    unknown = sorted(rest.keys() - model.model_fields.keys())
-    if unknown:
+    unknown = min(rest.keys() - model.model_fields.keys(), default=None)
+    if unknown is not None:
         raise invalid(
-            f"{within}{unknown[0][:80]}: this parameter is unknown or not supported. "
+            f"{within}{unknown[:80]}: this parameter is unknown or not supported. "
             f"Supported are {', '.join(sorted(model.model_fields))}.",
-            param=within + unknown[0][:80],
+            param=within + unknown[:80],
             code="unknown_parameter",
         )
     return {name: item for name, item in rest.items() if item is not None}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from outrider_serving.api.errors import invalid
 from outrider_serving.api.records import CHAT
 from outrider_serving.api.schema import CommonRequest
+from outrider_serving.api.wording import shown
 from outrider_serving.engine.types import (
     Labels,
     Request,
@@ -84,7 +85,7 @@ def engine_request(
     limit = body.limit
     if limit is not None and limit > room:
         raise invalid(
-            f"{body.limit_param}: {limit} was given, but the prompt has {len(prompt)} of "
+            f"{body.limit_param}: {shown(limit)} was given, but the prompt has {len(prompt)} of "
             f"the {context_length} tokens of the model's context, so that at most {room} can be generated.",
             param=body.limit_param,
             code="context_length_exceeded",

@@ -7,24 +7,24 @@ from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
 
-from outrider_serving import logs, watch
+from outrider_serving import watch
 from outrider_serving.api import keys
 from outrider_serving.api.state import Serving
 
 logger = logging.getLogger(__name__)
 
+MAX_REPORTED = 8
+"""How many things wrong with the keys are reported one by one."""
 
-def first_keys(directory: Path | None) -> keys.KeyRing | None:
-    """The keys to start with: None where the API is open; nobody's where the directory cannot be taken."""
-    if directory is None:
-        return None
+
+def load_keys(serving: Serving, directory: Path) -> None:
+    """Put a directory's keys in force before anybody is served; nobody's where it cannot be read."""
     try:
-        ring = keys.parse(keys.read_directory(directory))
-    except (OSError, keys.KeysError) as error:
-        _keys_refused(error, "every request is refused")
-        return keys.NO_KEYS
-    _log_keys(ring)
-    return ring
+        contents = keys.read_directory(directory)
+    except OSError as error:
+        serving.apply_keys(keys.NO_KEYS, refused=_unreadable(error))
+    else:
+        _apply_keys(serving, contents)
 
 
 def watchers(
@@ -45,7 +45,7 @@ def watchers(
             watch.follow(
                 partial(keys.read_directory, keys_directory),
                 partial(_apply_keys, serving),
-                partial(_keys_refused, consequence="the earlier keys stay in force"),
+                lambda error: serving.refuse_keys(_unreadable(error)),
             )
         )
     return following
@@ -59,22 +59,11 @@ def _apply_settings(serving: Serving, raw: bytes) -> None:
 
 
 def _apply_keys(serving: Serving, contents: keys.Contents) -> None:
-    try:
-        ring = keys.parse(contents)
-    except keys.KeysError as error:
-        _keys_refused(error, "the earlier keys stay in force")
-        return
-    if ring != serving.keys:
-        serving.keys = ring
-        _log_keys(ring)
+    ring, wrong = keys.parse(contents, earlier=serving.keys or keys.NO_KEYS)
+    if len(wrong) > MAX_REPORTED:
+        wrong[MAX_REPORTED:] = [f"and {len(wrong) - MAX_REPORTED} more"]
+    serving.apply_keys(ring, refused="; ".join(wrong) or None)
 
 
-def _log_keys(ring: keys.KeyRing) -> None:
-    if ring.tenants:
-        logs.event(logger, "keys in force", tenants=ring.tenants, keys=len(ring.digests))
-    else:
-        logs.event(logger, "there are no keys: every request is refused", logging.ERROR)
-
-
-def _keys_refused(error: Exception, consequence: str) -> None:
-    logs.event(logger, f"keys refused: {consequence}", logging.ERROR, reason=str(error))
+def _unreadable(error: Exception) -> str:
+    return f"the directory cannot be read, and the earlier keys stay in force: {error}"

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    PlainValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from outrider_serving.settings import MAX_DEPTH, Method
@@ -18,24 +26,29 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
 """Longest stop string, in characters."""
 
+MAX_MESSAGES = 2048
+"""Most messages of a conversation: each costs time on the event loop."""
+
+MAX_METADATA = 16
+"""Most entries of the metadata."""
+
 INT64 = 1 << 63
 
 
 def _prompt(value: Any) -> str | list[int]:
     """One prompt: a string or token ids, bare or as the only member of a list."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        if all(isinstance(item, int) and not isinstance(item, bool) for item in value):
-            return value
-        if all(isinstance(item, str | list) for item in value):
+    if isinstance(value, list) and value and all(isinstance(item, str | list) for item in value):
+        if len(value) > 1:
             raise PydanticCustomError(
                 "batch",
                 "one request takes one prompt: send {count} requests",
                 {"count": len(value)},
             )
+        value = value[0]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(id_, int) and not isinstance(id_, bool) for id_ in value):
+        return value
     raise PydanticCustomError(
         "prompt", "it must be a string, a list of token ids, or a list with one of either", {}
     )
@@ -44,15 +57,22 @@ def _prompt(value: Any) -> str | list[int]:
 def _stops(value: Any) -> tuple[str, ...]:
     """Stop strings: one string or a list of them."""
     stops = [value] if isinstance(value, str) else value
+    if isinstance(stops, list) and len(stops) > MAX_STOPS:
+        raise PydanticCustomError("stop", "it must be at most {limit} strings", {"limit": MAX_STOPS})
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise PydanticCustomError("stop", "it must be a string or a list of strings", {})
-    if len(stops) > MAX_STOPS:
-        raise PydanticCustomError("stop", "it must be at most {limit} strings", {"limit": MAX_STOPS})
     if not all(0 < len(stop) <= MAX_STOP_LENGTH for stop in stops):
         raise PydanticCustomError(
             "stop", "each string must have 1 to {limit} characters", {"limit": MAX_STOP_LENGTH}
         )
     return tuple(stops)
+
+
+def _metadata(value: Any) -> Any:
+    """Metadata of a bounded size."""
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise PydanticCustomError("metadata", "it must have at most {limit} entries", {"limit": MAX_METADATA})
+    return value
 
 
 def _content(value: Any) -> str:
@@ -114,7 +134,7 @@ class CommonRequest(Wire):
     speculation: Speculation = Speculation()
     ignore_eos: bool = False
     user: str | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, str], BeforeValidator(_metadata)] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _options_of_a_stream(self) -> Self:
@@ -141,7 +161,7 @@ class CommonRequest(Wire):
 class CompletionRequest(CommonRequest):
     """The body of POST /v1/completions."""
 
-    prompt: Annotated[str | list[int], BeforeValidator(_prompt)]
+    prompt: Annotated[str | list[int], PlainValidator(_prompt)]
 
 
 class Message(Wire):
@@ -154,7 +174,7 @@ class Message(Wire):
 class ChatRequest(CommonRequest):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], FailFast()]
     max_completion_tokens: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")

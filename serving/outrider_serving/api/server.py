@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import NoReturn
 
@@ -23,7 +25,11 @@ from outrider_serving.settings import PodSettings
 logger = logging.getLogger(__name__)
 
 MARGIN_SECONDS = 2.0
-"""How long before the end of the grace period the last requests are ended: exit comes before the kill."""
+"""How long before the end of the grace period the last requests are ended: exit comes before the kill.
+
+At most half of the period. Half of the margin is for their last words, a quarter for closing, and the
+rest is spare.
+"""
 
 
 def run(options: ServeOptions, settings: PodSettings) -> NoReturn:
@@ -32,9 +38,14 @@ def run(options: ServeOptions, settings: PodSettings) -> NoReturn:
     Raises:
         StartError: an address cannot be had, or the model cannot be loaded as asked.
     """
-    asyncio.run(Process(options, settings).run())
-    # Nothing is left to do, and taking the interpreter down beside torch takes seconds of the grace period;
-    # while a model loads it can even crash.
+    asyncio.run(_run_and_exit(options, settings))
+
+
+async def _run_and_exit(options: ServeOptions, settings: PodSettings) -> NoReturn:
+    await Process(options, settings).run()
+    # Nothing is left to do. Leaving by way of asyncio.run would wait for every task that is left, however
+    # long; and taking the interpreter down beside torch takes seconds of the grace period, or even crashes
+    # while a model loads.
     _exit(0)
 
 
@@ -44,6 +55,7 @@ class Process:
     def __init__(self, options: ServeOptions, settings: PodSettings) -> None:
         self._options = options
         self._settings = settings
+        self._margin = min(MARGIN_SECONDS, options.grace_period / 2)
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -57,10 +69,11 @@ class Process:
         serving = Serving(
             served_name=options.served_name,
             settings=self._settings,
-            keys=reload.first_keys(options.keys_directory),
             address=options.host,
             port=port,
         )
+        if options.keys_directory is not None:
+            reload.load_keys(serving, options.keys_directory)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         public = Listener(create_app(serving), public_socket)
@@ -77,9 +90,9 @@ class Process:
         finally:
             for watcher in watchers:
                 watcher.cancel()
-            for listener in (public, *admin):
-                await listener.abandon()
-            await asyncio.to_thread(serving.close)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._margin / 4):
+                    await _close(serving, [public, *admin])
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
@@ -111,15 +124,21 @@ class Process:
     async def _drain(self, serving: Serving, public: Listener) -> None:
         """Readiness off; accept for the drain delay; let the rest end within the grace period."""
         loop, options = asyncio.get_running_loop(), self._options
-        deadline = loop.time() + options.grace_period - min(MARGIN_SECONDS, options.grace_period / 4)
+        deadline = loop.time() + options.grace_period - self._margin
         serving.drain()
         await asyncio.sleep(min(options.drain_delay, deadline - loop.time()))
         public.stop()
         if not await public.ended(deadline - loop.time()):
             logs.event(logger, "grace period over: ending the requests in flight", logging.WARNING)
             serving.expired.set()
-            await public.ended(MARGIN_SECONDS / 2)
+            await public.ended(self._margin / 2)
         logs.event(logger, "drained")
+
+
+async def _close(serving: Serving, listeners: Sequence[Listener]) -> None:
+    """Cut what is left of the connections, then stop the engine."""
+    await asyncio.gather(*(listener.abandon() for listener in listeners))
+    await asyncio.to_thread(serving.close)
 
 
 def _exit(status: int) -> NoReturn:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,8 +43,8 @@ class Engine(Protocol):
     def failure(self) -> str | None:
         """Why the engine has stopped for good, None while it has not."""
 
-    def generate(self, request: Request) -> AsyncIterator[Chunk]:
-        """The chunks of a completion, as an async generator: closing it cancels the request."""
+    def generate(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        """The chunks of a completion; closing the generator cancels the request."""
 
     def set_settings(self, settings: PodSettings) -> None:
         """Put changed settings in force."""
@@ -70,7 +70,7 @@ class Serving:
         *,
         served_name: str,
         settings: PodSettings,
-        keys: KeyRing | None,
+        keys: KeyRing | None = None,
         address: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
@@ -79,6 +79,7 @@ class Serving:
         self.settings = settings
         self.settings_error: str | None = None
         self.keys = keys
+        self.keys_error: str | None = None
         self.draining = False
         self.expired = asyncio.Event()
         """Set at the end of the grace period: what still runs ends now, with an error."""
@@ -122,6 +123,7 @@ class Serving:
             generation=self.settings.generation,
             in_force=self.settings.in_force,
             settings_error=self.settings_error,
+            keys_error=self.keys_error,
             model=self._loaded.state if self._loaded else None,
         )
 
@@ -162,6 +164,26 @@ class Serving:
             reason=reason,
             generation_in_force=self.settings.generation,
         )
+
+    def apply_keys(self, keys: KeyRing, refused: str | None = None) -> None:
+        """Put keys in force for the requests to come, and report what of their files was refused."""
+        if refused is None:
+            self.keys_error = None
+        else:
+            self.refuse_keys(refused)
+        if keys == self.keys:
+            return
+        self.keys = keys
+        if keys.tenants:
+            logs.event(logger, "keys in force", tenants=keys.tenants, keys=len(keys.digests))
+        else:
+            logs.event(logger, "there are no keys: every request is refused", logging.ERROR)
+
+    def refuse_keys(self, reason: str) -> None:
+        """Keep keys in force, and report why newer ones were refused."""
+        if reason != self.keys_error:
+            logs.event(logger, "keys refused", logging.ERROR, reason=reason)
+        self.keys_error = reason
 
     def record_step(self, step: StepRecord) -> None:
         """Account for a step of the engine, called in its thread; warming up is nobody's traffic."""

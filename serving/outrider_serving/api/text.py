@@ -9,8 +9,9 @@ from typing import Any
 
 from jinja2 import TemplateSyntaxError
 
-from outrider_serving.api.errors import invalid
+from outrider_serving.api.errors import ApiError, invalid
 from outrider_serving.api.schema import Message
+from outrider_serving.api.wording import shown
 
 NO_TEMPLATE = (
     "This model has no chat template, so that it cannot answer conversations: use /v1/completions, or give "
@@ -41,6 +42,8 @@ class TextEncoder:
 
     async def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """The prompt's tokens, with the special tokens that the tokenizer adds; ids are taken as they are."""
+        if not prompt:  # before the tokenizer's own special tokens hide it
+            raise _empty("prompt")
         if isinstance(prompt, str):
             prompt = await self._in_thread(self._encode_text, prompt)
         return self._checked(prompt, "prompt")
@@ -105,15 +108,18 @@ class TextEncoder:
 
     def _checked(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         if not ids:
-            raise invalid(
-                f"{param}: the prompt is empty; at least one token is needed.", param, "empty_prompt"
-            )
+            raise _empty(param)
         low, high = min(ids), max(ids)
         if low < 0 or high >= self._vocab_size:
             wrong = low if low < 0 else high
             raise invalid(
-                f"{param}: token id {wrong} is outside the model's vocabulary (0 to {self._vocab_size - 1}).",
+                f"{param}: token id {shown(wrong)} is outside the model's vocabulary "
+                f"(0 to {self._vocab_size - 1}).",
                 param,
                 "invalid_token",
             )
         return tuple(ids)
+
+
+def _empty(param: str) -> ApiError:
+    return invalid(f"{param}: the prompt is empty; at least one token is needed.", param, "empty_prompt")

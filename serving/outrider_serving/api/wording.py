@@ -11,13 +11,17 @@ LONGEST = 80
 
 def shown(value: Any) -> str:
     """A value as JSON, cut short."""
-    # A container is described, not walked: it may be large.
+    # A large container is described, not walked; what is in a small one is walked until enough is shown.
     if isinstance(value, dict) and len(value) > 4:
         return f"an object with {len(value)} fields"
     if isinstance(value, list) and len(value) > 8:
         return f"a list of {len(value)}"
-    text = json.dumps(value[:LONGEST] if isinstance(value, str) else value)
-    return text if len(text) <= LONGEST else text[:LONGEST] + "..."
+    text = ""
+    for piece in json.JSONEncoder().iterencode(value[:LONGEST] if isinstance(value, str) else value):
+        text += piece
+        if len(text) > LONGEST:
+            return text[:LONGEST] + "..."
+    return text
 
 
 def place(loc: tuple[int | str, ...]) -> str:

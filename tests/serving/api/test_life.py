@@ -1,5 +1,7 @@
 """Start and end of a server process."""
 
+import contextlib
+import json
 import socket
 import time
 from pathlib import Path
@@ -36,6 +38,14 @@ def accepts(server: ServerProcess) -> bool:
         return False
 
 
+def connect(port: int) -> socket.socket:
+    """A connection that holds little of what is sent to it."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    connection.connect(("127.0.0.1", port))
+    return connection
+
+
 def test_from_loading_to_a_drained_end(start: Start, plain: Path) -> None:
     server = start(str(plain), "--drain-delay", "4", "--grace-period", "60")
     assert server.get("/healthz").status_code == 200
@@ -48,6 +58,7 @@ def test_from_loading_to_a_drained_end(start: Start, plain: Path) -> None:
         "generation": 0,
         "inForce": "stable",
         "settingsError": None,
+        "keysError": None,
         "model": None,
     }
 
@@ -87,6 +98,35 @@ def test_the_grace_period_ends_what_still_runs(start: Start, plain: Path) -> Non
     assert server.wait() == 0
     assert 4 < time.monotonic() - signalled < 6
     assert server.events("request")[-1]["outcome"] == "failed"
+
+
+@pytest.mark.parametrize(("drain_delay", "grace_period"), [("1", "6"), ("0", "1")])
+def test_nobody_outstays_the_grace_period(
+    start: Start, plain: Path, drain_delay: str, grace_period: str
+) -> None:
+    """Clients that do not read, and one whose body does not come: the process ends, without a traceback."""
+    server = start(str(plain), "--drain-delay", drain_delay, "--grace-period", grace_period).ready()
+    port = int(server.url.rpartition(":")[2])
+    with contextlib.ExitStack() as held:
+        unread = [connect(port), connect(server.admin_port), connect(port), connect(port)]
+        for connection in unread:
+            held.enter_context(connection)
+        for connection in unread[:2]:
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n" * 300)
+        unread[2].sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n\r\n{")
+        asked = {name: value for name, value in ENDLESS.items() if name != "extra_body"}
+        body = json.dumps(asked | ENDLESS["extra_body"] | {"max_tokens": 90_000})
+        unread[3].sendall(
+            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
+        )
+        eventually(lambda: server.metric("outrider_requests_running") == 1)
+        time.sleep(1)
+        server.signal()
+        signalled = time.monotonic()
+        assert server.wait(20) == 0
+        assert time.monotonic() - signalled < float(grace_period)
+    assert server.events("drained")
+    assert "Traceback" not in server.log
 
 
 def test_a_signal_while_the_model_loads(start: Start, plain: Path) -> None:

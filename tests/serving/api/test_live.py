@@ -63,15 +63,21 @@ def test_keys_are_read_again(server: ServerProcess, keys_directory: Path) -> Non
     eventually(lambda: admitted("blue-key-2"))
     assert admitted("blue-key-1")
     assert admitted(KEY)
-    # A key of two tenants would charge one for the other: the whole set is refused, the earlier stays.
+    # A key of two tenants would charge one for the other: it stays with the one that has it.
     replace(keys_directory / "green", f"{KEY}\ngreen-key\n")
-    eventually(lambda: server.events("keys refused: the earlier keys stay in force"))
+    eventually(lambda: admitted("green-key"))
     assert admitted(KEY)
-    assert not admitted("green-key")
-    (keys_directory / "green").unlink()
+    assert "'green', line 1 and 'red', line 1" in server.state()["keysError"]
+    # Nor does one tenant's mistake keep another's revoked key valid.
+    replace(keys_directory / "green", "two words\n")
     replace(keys_directory / "blue", "blue-key-2\n")
     eventually(lambda: not admitted("blue-key-1"))
     assert admitted("blue-key-2")
+    assert admitted("green-key")
+    assert "'green': line 1" in server.state()["keysError"]
+    (keys_directory / "green").unlink()
+    eventually(lambda: server.state()["keysError"] is None)
+    assert not admitted("green-key")
     assert "blue-key" not in server.log
     assert KEY not in server.log
 

@@ -59,6 +59,25 @@ async def test_a_developer_is_the_templates_system(encoder: TextEncoder) -> None
     assert await encoder.encode_chat(developer) == await encoder.encode_chat(TURNS)
 
 
+@pytest.mark.parametrize("prompt", ["", []])
+async def test_an_empty_prompt_is_refused_whatever_the_tokenizer_adds(
+    encoder: TextEncoder, prompt: str | list[int]
+) -> None:
+    with pytest.raises(ApiError, match="prompt: the prompt is empty") as refused:
+        await encoder.encode(prompt)
+    assert (refused.value.status, refused.value.param) == (400, "prompt")
+
+
+async def test_a_conversation_of_empty_messages_has_its_template(encoder: TextEncoder) -> None:
+    assert await encoder.encode_chat([Message(role="user", content="")])
+
+
+async def test_an_enormous_id_is_not_repeated_whole(encoder: TextEncoder) -> None:
+    with pytest.raises(ApiError, match="outside the model's vocabulary") as refused:
+        await encoder.encode([10**4000])
+    assert len(refused.value.message) < 200
+
+
 async def test_ids_beyond_the_models_vocabulary(tokenizer: PreTrainedTokenizerFast) -> None:
     """Some tokenizers know more tokens than their model."""
     encoder = TextEncoder(tokenizer, vocab_size=10)

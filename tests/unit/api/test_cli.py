@@ -13,6 +13,8 @@ from outrider_serving.settings import default_settings
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "model" / name).touch()
     return str(tmp_path / "model")
 
 
@@ -61,6 +63,25 @@ def test_bad_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert "is not a Python package's name" in refusal(capsys, "serve", "package:a/b")
 
 
+def test_an_empty_template(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "template.jinja"
+    for text in ("", " \n"):
+        file.write_text(text)
+        says = f"--chat-template {file}: the chat template is empty"
+        assert says in refusal(capsys, "serve", model, "--chat-template", str(file))
+    monkeypatch.setenv(cli.TEMPLATE_VARIABLE, " \n")
+    assert f"{cli.TEMPLATE_VARIABLE}: the chat template is empty" in refusal(capsys, "serve", model)
+
+
+def test_a_template_variable_set_to_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cli.TEMPLATE_VARIABLE, "")
+    assert cli._chat_template(None) is None
+    monkeypatch.setenv(cli.TEMPLATE_VARIABLE, "{{ x }}")
+    assert cli._chat_template(None) == "{{ x }}"
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["version"]) == 0
     assert capsys.readouterr().out.startswith("outrider ")
@@ -88,13 +109,28 @@ def test_why_it_ended_is_shown_by_kubernetes(
     assert "there is no such directory" in log.read_text()
 
 
-def test_help_needs_nothing_heavy() -> None:
+def light(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What the command does with these arguments, in a process that has imported nothing heavy by its end."""
     code = (
         "import sys; from outrider_serving.cli import main\n"
-        "try: main(['serve', '--help'])\n"
+        "try: sys.exit(main(sys.argv[1:]))\n"
         "finally: assert not {'torch', 'transformers', 'fastapi'} & sys.modules.keys()"
     )
+    command = [sys.executable, "-c", code, *arguments]
     root = Path(cli.__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+
+
+def test_help_needs_nothing_heavy() -> None:
+    done = light("serve", "--help")
     assert done.returncode == 0, done.stderr
     assert "--grace-period SECONDS" in done.stdout
+
+
+def test_a_model_that_is_not_there_needs_nothing_heavy(tmp_path: Path) -> None:
+    for model, says in (("package:no_such_package", "'no_such_package'"), (str(tmp_path), "has no weights")):
+        done = light("serve", model)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.startswith("outrider serve: error: ")
+        assert says in done.stderr
+        assert done.stderr.count("\n") == 1

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 from typing import Any
 
 import pytest
@@ -136,6 +137,7 @@ REFUSED_EVERYWHERE: list[tuple[str, Any, str]] = [
     ("stop", "", "1 to 1024 characters"),
     ("stop", ["a", ""], "1 to 1024 characters"),
     ("stop", ["a"] * 17, "at most 16"),
+    ("stop", [7] * 100_000, "at most 16"),
     ("stop", 7, "string or a list"),
     ("stop", "x" * 1025, "1 to 1024 characters"),
     ("max_tokens", 0, "greater than or equal to 1"),
@@ -152,6 +154,7 @@ REFUSED_EVERYWHERE: list[tuple[str, Any, str]] = [
     ("user", 7, "string"),
     ("metadata.a", 1, "string"),
     ("metadata", "x", "dictionary"),
+    ("metadata", {f"k{number}": 7 for number in range(17)}, "at most 16 entries"),
     ("n", 2, "1 or null"),
     ("n", True, "1 or null"),
     ("frequency_penalty", 0.5, "0 or null"),
@@ -164,6 +167,9 @@ REFUSED_EVERYWHERE: list[tuple[str, Any, str]] = [
 REFUSED_IN_COMPLETIONS: list[tuple[str, Any, str]] = [
     ("prompt", ["a", "b"], "send 2 requests"),
     ("prompt", [[1], [2]], "send 2 requests"),
+    ("prompt", [["a", "b"]], "list of token ids"),
+    ("prompt", [[[1]]], "list of token ids"),
+    ("prompt", [["a"]], "list of token ids"),
     ("prompt", 7, "string"),
     ("prompt", [True], "token ids"),
     ("prompt", [1, "a"], "token ids"),
@@ -175,7 +181,8 @@ REFUSED_IN_COMPLETIONS: list[tuple[str, Any, str]] = [
     ("messages", [TURN], "Supported are"),
 ]
 REFUSED_IN_CHAT: list[tuple[str, Any, str]] = [
-    ("messages", [], "at least 1"),
+    ("messages", [], "1 to 2048 messages, but it has 0"),
+    ("messages", [TURN] * 2049, "1 to 2048 messages, but it has 2049"),
     ("messages", "hi", "list"),
     ("messages[0]", [3], "object"),
     ("messages[0].role", [{"role": "tool", "content": "x"}], "'user' or 'assistant'"),
@@ -233,6 +240,37 @@ def test_contradictions() -> None:
         completion(speculation={"proposer": "none", "max_depth": 3})
     with pytest.raises(ApiError, match="give one of them"):
         chat(max_tokens=1, max_completion_tokens=2)
+
+
+MEGABYTE = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("parse", "fields"),
+    [
+        (parse_chat, {"messages": [{}] * (MEGABYTE // 3)}),
+        (parse_chat, {"messages": [1] * (MEGABYTE // 2)}),
+        (parse_chat, {"messages": [{"role": "user", "content": ""}] * (MEGABYTE // 31)}),
+        (parse_chat, {"messages": [TURN | {"content": [{"type": "text", "text": ""}] * (MEGABYTE // 26)}]}),
+        (parse_chat, {"messages": [1] * 2048}),
+        (parse_chat, {"messages": [{"role": "user", "content": {}}] * 2048}),
+        (parse_completion, {"prompt": [1] * (MEGABYTE // 2)}),
+        (parse_completion, {"prompt": ["a"] * (MEGABYTE // 4)}),
+        (parse_completion, {"prompt": [[[1] * (MEGABYTE // 2)]]}),
+        (parse_completion, {"prompt": "a", "stop": [1] * (MEGABYTE // 2)}),
+        (parse_completion, {"prompt": "a", "metadata": {str(n): n for n in range(MEGABYTE // 14)}}),
+        (parse_completion, {"prompt": "a", "temperature": [[1] * (MEGABYTE // 2)]}),
+        (parse_completion, {"prompt": "a"} | {str(n): n for n in range(MEGABYTE // 14)}),
+    ],
+    ids=range(13),
+)
+def test_a_megabyte_does_not_stall_the_event_loop(parse: Any, fields: dict[str, Any]) -> None:
+    """A tenth of a second of this thread's own time, of which the slowest needs a third."""
+    body = {"model": "m"} | fields
+    started = time.thread_time()
+    with contextlib.suppress(ApiError):
+        parse(body)
+    assert time.thread_time() - started < 0.1
 
 
 JSON = st.recursive(

@@ -111,6 +111,12 @@ def test_beyond_the_context(
     assert all(figure in refused.value.message for figure in figures)
 
 
+def test_an_enormous_limit_is_not_repeated_whole() -> None:
+    with pytest.raises(ApiError) as refused:
+        request(10, max_tokens=10**4000)
+    assert len(refused.value.message) < 300
+
+
 def test_a_chat_beyond_the_context_names_its_own_fields() -> None:
     body = parse_chat(
         {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 99}

@@ -23,23 +23,50 @@ def serving() -> Iterator[Serving]:
     made.close()
 
 
-def test_without_a_directory_the_api_is_open() -> None:
-    assert reload.first_keys(None) is None
-
-
 @pytest.mark.parametrize("content", ["two words\n", "schlüssel", None])
 def test_a_broken_or_empty_directory_admits_nobody(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str | None
+    tmp_path: Path, serving: Serving, caplog: pytest.LogCaptureFixture, content: str | None
 ) -> None:
     if content is not None:
         (tmp_path / "red").write_text(content)
-    assert reload.first_keys(tmp_path) == NO_KEYS
+    reload.load_keys(serving, tmp_path)
+    assert serving.keys == NO_KEYS
     assert "every request is refused" in caplog.text
-    assert "words" not in caplog.text
+    assert (serving.pod_state.keys_error is None) == (content is None)
+    assert "words" not in caplog.text + str(serving.pod_state)
 
 
-def test_an_unreadable_directory_admits_nobody(tmp_path: Path) -> None:
-    assert reload.first_keys(tmp_path / "none") == NO_KEYS
+def test_an_unreadable_directory_admits_nobody(tmp_path: Path, serving: Serving) -> None:
+    reload.load_keys(serving, tmp_path / "none")
+    assert serving.keys == NO_KEYS
+    assert "cannot be read" in str(serving.pod_state.keys_error)
+
+
+def test_one_tenants_mistake_is_reported_once_and_stops_nobody(
+    tmp_path: Path, serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "red").write_text("one")
+    (tmp_path / "blue").write_text("revoked")
+    reload.load_keys(serving, tmp_path)
+    (tmp_path / "red").write_text("two words")
+    (tmp_path / "blue").write_text("fresh")
+    for _ in range(2):
+        reload.load_keys(serving, tmp_path)
+    assert serving.keys is not None
+    assert [serving.keys.tenant_of(key) for key in ("one", "revoked", "fresh")] == ["red", None, "blue"]
+    assert str(serving.pod_state.keys_error).startswith("'red': line 1: ")
+    assert [record.message for record in caplog.records].count("keys refused") == 1
+    (tmp_path / "red").unlink()
+    reload.load_keys(serving, tmp_path)
+    assert serving.keys.tenants == ["blue"]
+    assert serving.pod_state.keys_error is None
+
+
+def test_what_is_wrong_with_many_tenants_is_counted(tmp_path: Path, serving: Serving) -> None:
+    for number in range(100):
+        (tmp_path / f"tenant-{number}").write_text("two words")
+    reload.load_keys(serving, tmp_path)
+    assert str(serving.pod_state.keys_error).endswith("; and 92 more")
 
 
 async def test_removing_all_keys_admits_nobody(
@@ -47,7 +74,7 @@ async def test_removing_all_keys_admits_nobody(
 ) -> None:
     monkeypatch.setattr(watch.follow, "__kwdefaults__", {"interval": 0.01})
     (tmp_path / "red").write_text("one")
-    serving.keys = reload.first_keys(tmp_path)
+    reload.load_keys(serving, tmp_path)
     (watcher,) = reload.watchers(serving, settings_file=None, keys_directory=tmp_path)
     task = asyncio.create_task(watcher)
     (tmp_path / "red").unlink()

@@ -248,6 +248,16 @@ class TestSettings:
         assert summary(status) == ("False", "SettingsRefused")
         assert condition(status, "Ready")["message"] == "pod p0: unknown method"
 
+    def test_refused_keys_have_a_condition_of_their_own(self) -> None:
+        before = status_of(self.seen())
+        status = status_of(self.seen(p0=report(2, keys_error="tenant b, line 2: it has spaces")))
+        assert summary(status) == ("True", "Serving")
+        assert condition(status, "KeysRefused")["message"] == "pod p0: tenant b, line 2: it has spaces"
+        (event,) = transition_events(before, status)
+        assert (event.type, event.reason) == ("Warning", "KeysRefused")
+        assert list(transition_events(status, status)) == []
+        assert all(found["type"] != "KeysRefused" for found in status_of(self.seen())["conditions"])
+
     def test_unknown_while_no_pod_ever_answered(self) -> None:
         status = status_of(self.seen(p0=PodReport(error="its admin port does not answer: ConnectTimeout")))
         assert summary(status) == ("False", "SettingsUnknown")

@@ -14,6 +14,7 @@ from outrider_serving.settings import (
     Method,
     Objective,
     PodSettings,
+    PodState,
     Proposer,
     Workload,
     default_settings,
@@ -101,3 +102,8 @@ def test_a_workload_name_is_a_dns_label() -> None:
 def test_the_contract_does_not_import_torch() -> None:
     code = "import sys, outrider_serving.settings; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+
+
+def test_an_operator_understands_a_newer_pod() -> None:
+    answer = {"ready": True, "generation": 2, "inForce": "stable", "temperature": 41}
+    assert PodState.model_validate(answer).generation == 2
