@@ -68,15 +68,14 @@ class Proposer(Contract):
     )
     max_depth: int = Field(default=8, ge=1, le=MAX_DEPTH, description="Most tokens proposed in one step.")
     ngram: NgramSettings | None = Field(
-        default=None, description="Settings of method ngram; refused with any other method."
+        default=None,
+        description="Settings of method ngram, whenever it proposes: also for a request that asks for it.",
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.min_depth > self.max_depth:
             raise ValueError(f"minDepth ({self.min_depth}) must not exceed maxDepth ({self.max_depth})")
-        if self.ngram is not None and self.method is not Method.NGRAM:
-            raise ValueError(f"ngram is for method ngram, but method is {self.method}")
         return self
 
 

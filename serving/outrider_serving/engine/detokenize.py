@@ -9,6 +9,9 @@ from transformers import PreTrainedTokenizerBase
 _CONTEXT = 6
 """Prompt tokens decoded along with the first output tokens, so that these know whether they begin a text."""
 
+_HALF = 3
+"""Most bytes, so most tokens, of a character that is not complete."""
+
 _MAX_HELD = 64
 """Tokens held back in the hope that they complete a character, before they are taken for broken text."""
 
@@ -23,20 +26,25 @@ class Detokenizer:
     tokens of the last piece of text, and the text is what this adds. Text that ends in half a character is
     held back. Special tokens have no text.
 
-    The pieces together are `decode(prompt + output)` less `decode(prompt)`.
+    The pieces together are `decode(prompt + output)` less `decode(prompt)`. Where the prompt ends inside a
+    character that the output completes, this character is the output's.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
         """Begin after the given prompt."""
         self._tokenizer = tokenizer
-        self._window = list(prompt[-_CONTEXT:])
-        self._read = len(self._window)
-        self._known = self._decode(self._window)
+        self._window, self._read = self._end(prompt)
+        self._text = self._known = self._decode(self._window)
+        self._whole = self._without_half(self._known)
 
     def push(self, token: int) -> str:
         """The text that a token completes; empty while a character is incomplete."""
         self._window.append(token)
         text = self._decode(self._window)
+        if text == self._text and not self._decode([token, token]):
+            self._window.pop()  # it has no text anywhere, and thousands of its kind may follow
+            return ""
+        self._text = text
         held = len(self._window) - self._read
         if text.endswith(_REPLACEMENT) and held <= _MAX_HELD:
             return ""
@@ -44,15 +52,43 @@ class Detokenizer:
 
     def flush(self) -> str:
         """What is still held back, with a replacement character for half a character. Nothing may follow."""
-        return self._emit(self._decode(self._window))
+        return self._emit(self._text)
 
     def _emit(self, text: str) -> str:
-        new = text[len(self._known) :]
+        """What the text adds to the known one; where it changes that, a half character is now whole."""
+        new = text[len(self._known if text.startswith(self._known) else self._whole) :]
         if new:
             self._window = self._window[self._read :]
             self._read = len(self._window)
-            self._known = self._decode(self._window)
+            self._text = self._known = self._whole = self._decode(self._window)
         return new
+
+    def _end(self, prompt: Sequence[int]) -> tuple[list[int], int]:
+        """The prompt's last tokens, and how many of them come before a character that it ends inside of.
+
+        The first one is not inside a character either: where bytes are tokens, some tokenizers make no text
+        of a whole run of them because of one.
+        """
+        for more in range(_HALF + 1):
+            window = list(prompt[-_CONTEXT - more :])
+            read = len(window) - self._half(window)
+            if not self._decode(window[:read]).startswith(_REPLACEMENT):
+                break
+        return window, read
+
+    def _half(self, tokens: list[int]) -> int:
+        """How many tokens at the end hold a character that is not complete; 0 where that explains nothing."""
+        for count in range(min(_HALF, len(tokens)) + 1):
+            if not self._decode(tokens[: len(tokens) - count]).endswith(_REPLACEMENT):
+                return count
+        return 0
+
+    def _without_half(self, text: str) -> str:
+        """The text of the prompt's last tokens without the character that it ends inside of."""
+        before = self._decode(self._window[: self._read])
+        if not text.startswith(before):
+            return before
+        return before + text[len(before) :].rstrip(_REPLACEMENT)
 
     def _decode(self, tokens: list[int]) -> str:
         text = self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -55,7 +55,7 @@ class Engine:
         Args:
             loaded: the target and its tokenizer.
             settings: those in force until `set_settings`.
-            max_waiting: how many requests may wait for a place.
+            max_waiting: how many requests may wait while all places are taken.
             max_running: how many requests take part in a step at most.
             on_step: gets the record of every step, in the engine's thread; must not block.
             build: makes a proposer from its settings; None from the method that proposes nothing.

@@ -63,15 +63,19 @@ class Scheduler:
     def submit(self, sequence: Sequence) -> None:
         """Queue a request.
 
+        Requests take their places only when the next step begins, so those that have one by then do not
+        count as waiting here.
+
         Raises:
-            QueueFullError: `max_waiting` requests wait already.
+            QueueFullError: all places are taken, and `max_waiting` requests wait already.
             EngineClosedError: after `close`.
         """
         with self._changed:
             if self._closed:
                 raise EngineClosedError("the engine is shutting down")
-            if len(self._waiting) >= self._max_waiting:
-                raise QueueFullError(len(self._waiting), self._max_waiting)
+            free = self._max_running - len(self._running)
+            if len(self._waiting) - free >= self._max_waiting:
+                raise QueueFullError(len(self._waiting) - free, self._max_waiting)
             self._waiting.append(sequence)
             self._changed.notify()
 

@@ -100,6 +100,8 @@ class Sequence:
             self.finish_reason = FinishReason.LENGTH
         if self.finish_reason is not None and not self._stops.stopped:
             text += self._stops.push(self._detokenizer.flush()) + self._stops.flush()
+            if self._stops.stopped:
+                self.finish_reason = FinishReason.STOP
         self.tokens.extend(tokens[:kept])
         self.usage = replace(
             self.usage,

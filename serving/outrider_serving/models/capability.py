@@ -58,16 +58,17 @@ def _rope_types(config: PreTrainedConfig) -> set[str]:
 
 
 def check_attention(model: PreTrainedModel, source: object) -> None:
-    """Run two tokens, and see that every layer came by `attend`.
+    """Run two tokens, and see that every layer came by `attend` and that numbers came out.
 
     Raises:
-        ModelError: some did not, or asked for a kind of attention that is not supported.
+        ModelError: a layer did not, or asked for a kind of attention that is not supported, or a logit is NaN
+            or infinite.
     """
     ids = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
     target_pass = TargetPass(SequenceKV())
     try:
         with torch.inference_mode():
-            model(
+            out = model(
                 input_ids=ids,
                 position_ids=torch.arange(2, device=model.device)[None],
                 use_cache=False,
@@ -81,4 +82,10 @@ def check_attention(model: PreTrainedModel, source: object) -> None:
         raise ModelError(
             f"model {source} cannot be served: {target_pass.layers} of its {layers} layers "
             "use transformers' attention interface"
+        )
+    if not bool(out.logits.isfinite().all()):
+        dtype = str(model.dtype).removeprefix("torch.")
+        raise ModelError(
+            f"model {source} cannot be served: it computes NaN or infinity, "
+            f"so its weights are damaged or too large for {dtype}"
         )

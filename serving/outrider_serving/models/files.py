@@ -7,7 +7,7 @@ import importlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,11 +15,10 @@ from pathlib import Path
 
 from outrider_serving.models.errors import ModelError
 from outrider_serving.models.hub import snapshot
+from outrider_serving.models.selection import directory_files, select_files
 from outrider_serving.models.source import DirectorySource, HubSource, PackageSource, Source
 
 logger = logging.getLogger(__name__)
-
-_SUFFIXES = (".safetensors", ".gguf", ".json", ".jinja", ".model", ".txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,32 +51,13 @@ def model_files(source: Source, revision: str | None, token: str | None) -> Iter
     match source:
         case HubSource(repository):
             directory, commit = snapshot(repository, revision, token, select_files)
-            yield ModelFiles(directory, _gguf(directory, source), commit)
+            yield ModelFiles(directory, _gguf(directory_files(directory, source)), commit)
         case DirectorySource(path):
             yield _digested(path, source, revision)
         case PackageSource(name):
             with tempfile.TemporaryDirectory(prefix="outrider-") as scratch:
                 _assemble(name, Path(scratch))
                 yield _digested(Path(scratch), source, revision)
-
-
-def select_files(names: Iterable[str], source: object) -> list[str]:
-    """The files at the top of a repository or directory that make up the model: config, tokenizer, weights.
-
-    Raises:
-        ModelError: there are no weights as safetensors or as one GGUF.
-    """
-    files = sorted(name for name in names if "/" not in name and name.endswith(_SUFFIXES))
-    tensors = [
-        name for name in files if name.endswith(".safetensors") and not name.startswith("consolidated")
-    ]
-    ggufs = [name for name in files if name.endswith(".gguf")]
-    if not tensors and not ggufs:
-        raise ModelError(f"model {source} has no weights: neither *.safetensors nor *.gguf is in it")
-    if not tensors and len(ggufs) > 1:
-        raise ModelError(f"model {source} has several GGUF files, not one: {', '.join(ggufs)}")
-    weights = tensors or ggufs
-    return [name for name in files if name in weights or not name.endswith((".safetensors", ".gguf"))]
 
 
 def digest(directory: Path, names: list[str]) -> str:
@@ -94,18 +74,17 @@ def digest(directory: Path, names: list[str]) -> str:
 
 
 def _digested(directory: Path, source: Source, wanted: str | None) -> ModelFiles:
+    names = directory_files(directory, source)
     try:
-        names = select_files([entry.name for entry in directory.iterdir() if entry.is_file()], source)
         found = digest(directory, names)
     except OSError as error:
         raise ModelError(f"model {source} cannot be read: {error}") from error
     if wanted is not None and wanted != found:
         raise ModelError(f"model {source} is not of revision {wanted}: its files have {found}")
-    return ModelFiles(directory, _gguf(directory, source), found)
+    return ModelFiles(directory, _gguf(names), found)
 
 
-def _gguf(directory: Path, source: Source) -> str | None:
-    names = select_files([entry.name for entry in directory.iterdir()], source)
+def _gguf(names: list[str]) -> str | None:
     return next((name for name in names if name.endswith(".gguf")), None)
 
 

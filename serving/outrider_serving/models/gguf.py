@@ -12,17 +12,15 @@ from pathlib import Path
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from outrider_serving.models.checkpoint import Loaded, load_checkpoint
 from outrider_serving.models.files import ModelFiles
 
 logger = logging.getLogger(__name__)
 
 
-Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
-
-
-def load_gguf(files: ModelFiles, dtype: torch.dtype, attention: str) -> Loaded:
+def load_gguf(files: ModelFiles, dtype: torch.dtype, attention: str, source: object) -> Loaded:
     """The dequantized model and its tokenizer.
 
     They are kept under `$XDG_CACHE_HOME/outrider` (else `~/.cache/outrider`) by revision, file, dtype and
@@ -30,23 +28,24 @@ def load_gguf(files: ModelFiles, dtype: torch.dtype, attention: str) -> Loaded:
     the same file at once each do so, and the first to finish provides the copy.
 
     Raises:
+        ModelError: weights are missing or of another shape than the GGUF's own description asks for.
         OSError, ValueError, KeyError, RuntimeError: transformers cannot read the file.
     """
     assert files.gguf is not None
     cache = _cache()
     if cache is None:
-        return _convert(files, dtype, attention)
+        return _convert(files, dtype, attention, source)
     key = "-".join([files.revision.removeprefix("sha256:"), files.gguf, str(dtype).removeprefix("torch.")])
     kept = cache / f"transformers-{transformers.__version__}" / key
     if kept.is_dir():
         try:
-            return _load(kept, None, dtype, attention)
+            return load_checkpoint(kept, None, dtype, attention, source)
         except Exception:
             logger.warning(
                 "the converted model in %s cannot be loaded; converting again", kept, exc_info=True
             )
             shutil.rmtree(kept, ignore_errors=True)
-    model, tokenizer = _convert(files, dtype, attention)
+    model, tokenizer = _convert(files, dtype, attention, source)
     try:
         _keep(model, tokenizer, kept)
     except (OSError, SafetensorError) as error:
@@ -54,21 +53,13 @@ def load_gguf(files: ModelFiles, dtype: torch.dtype, attention: str) -> Loaded:
     return model, tokenizer
 
 
-def _convert(files: ModelFiles, dtype: torch.dtype, attention: str) -> Loaded:
+def _convert(files: ModelFiles, dtype: torch.dtype, attention: str, source: object) -> Loaded:
     """Load the GGUF itself; tell transformers that the weights are plain now, so that it can save them."""
     logger.info("converting %s; this takes a while the first time", files.gguf)
-    model, tokenizer = _load(files.directory, files.gguf, dtype, attention)
+    model, tokenizer = load_checkpoint(files.directory, files.gguf, dtype, attention, source)
     model.hf_quantizer = None  # type: ignore[assignment]
     with contextlib.suppress(AttributeError):
         del model.config.quantization_config
-    return model, tokenizer
-
-
-def _load(directory: Path, gguf: str | None, dtype: torch.dtype, attention: str) -> Loaded:
-    tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=gguf)
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, gguf_file=gguf, dtype=dtype, attn_implementation=attention
-    )
     return model, tokenizer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,6 @@ import torch
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -20,9 +19,11 @@ from transformers import (
 
 from outrider_serving.engine.attention import IMPLEMENTATION
 from outrider_serving.models.capability import check_attention, check_config
+from outrider_serving.models.checkpoint import load_checkpoint
 from outrider_serving.models.errors import ModelError
 from outrider_serving.models.files import ModelFiles, model_files
 from outrider_serving.models.gguf import load_gguf
+from outrider_serving.models.selection import CONFIG
 from outrider_serving.models.source import Source, parse_source
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -98,20 +99,15 @@ def load_model(
 def _load(
     source: Source, files: ModelFiles, dtype: DType, context_length: int | None, device: str
 ) -> LoadedModel:
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
     if files.gguf is None:
         config = _config(files, source)
         check_config(config, source)
         context = _context_length(config, context_length, source)
         wanted = config.dtype or torch.float32 if dtype == "auto" else getattr(torch, dtype)
-        tokenizer = AutoTokenizer.from_pretrained(files.directory)
-        model = AutoModelForCausalLM.from_pretrained(
-            files.directory, dtype=wanted, attn_implementation=IMPLEMENTATION
-        )
+        model, tokenizer = load_checkpoint(files.directory, None, wanted, IMPLEMENTATION, source)
     else:
         wanted = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
-        model, tokenizer = load_gguf(files, wanted, IMPLEMENTATION)
+        model, tokenizer = load_gguf(files, wanted, IMPLEMENTATION, source)
         check_config(model.config, source)
         context = _context_length(model.config, context_length, source)
     model.train(False)
@@ -131,11 +127,19 @@ def _load(
 
 def _config(files: ModelFiles, source: Source) -> PreTrainedConfig:
     """The configuration, if transformers itself knows the architecture."""
-    raw, _ = PreTrainedConfig.get_config_dict(files.directory)
-    if raw.get("model_type") not in CONFIG_MAPPING:
+    try:
+        raw = json.loads((files.directory / CONFIG).read_bytes())
+    except ValueError as error:
+        raise ModelError(f"model {source}: {CONFIG} must hold a JSON object: {error}") from error
+    if not isinstance(raw, dict):
+        raise ModelError(f"model {source}: {CONFIG} must hold a JSON object, but holds {str(raw)[:40]!r}")
+    model_type = raw.get("model_type")
+    if not isinstance(model_type, str):
+        raise ModelError(f"model {source}: {CONFIG} must name the architecture as model_type, like 'llama'")
+    if model_type not in CONFIG_MAPPING:
         code = "auto_map" in raw
         raise ModelError(
-            f"model {source}: transformers does not know model_type {raw.get('model_type')!r}"
+            f"model {source}: transformers does not know model_type {model_type!r}"
             + ("; it brings code of its own (trust_remote_code), which is never run" if code else "")
         )
     config = AutoConfig.from_pretrained(files.directory)

@@ -1,12 +1,17 @@
-"""What a user calls a model: a Python package, a directory, or a repository of the hub."""
+"""What a user calls a model: a Python package, a directory, or a repository of the hub.
+
+Nothing here imports anything heavy, so a mistake in the name is answered at once.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from outrider_serving.models.errors import ModelError
+from outrider_serving.models.selection import directory_files
 
 _PACKAGE = "package:"
 _PACKAGE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -72,3 +77,27 @@ def parse_source(text: str) -> Source:
     if not _HUB_ID.fullmatch(text):
         raise ModelError(f"model {text!r} is not understood; allowed: {ALLOWED}")
     return HubSource(text)
+
+
+def check_source(source: Source) -> None:
+    """Refuse at once what is plainly not there; nothing is imported and no file is opened.
+
+    A package is looked for by the first part of its name, a directory by its files' names; a repository of
+    the hub is not asked for.
+
+    Raises:
+        ModelError: there is no such package or directory, or a model's files are not in it.
+    """
+    match source:
+        case PackageSource(name):
+            top = name.partition(".")[0]
+            try:
+                found = importlib.util.find_spec(top) is not None
+            except ValueError:  # it is in sys.modules without saying where it is from
+                found = False
+            if not found:
+                raise ModelError(f"model {source}: there is no Python package {top!r}: is it installed?")
+        case DirectorySource(path):
+            directory_files(path, source)
+        case HubSource():
+            pass

@@ -6,6 +6,7 @@ verification preserves is also what plain decoding draws from.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,11 @@ from torch import Tensor
 
 _FIRST_TOP = 64
 _WIDEN = 8
+_COLDEST = sys.float_info.min
+"""The lowest temperature to divide by: 1 over a lower one is infinite, which some devices multiply by.
+
+Logits up to float32 that differ at all differ by more than 1e-45, so that below it nothing changes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,9 @@ def distribution(logits: Tensor, temperature: float, top_p: float) -> Distributi
 
     The nucleus (Holtzman et al. 2020, arXiv 1904.09751) is the shortest prefix whose mass reaches `top_p`, of
     the tokens in descending order of probability; among equally probable ones, the lower id comes first. It
-    holds at least one token. Softmax and sums are in float64.
+    holds at least one token. Softmax and sums are in float64; the highest logit is taken off before the
+    division, which then cannot overflow to infinity minus infinity: towards temperature 0 the distribution
+    becomes that over the argmaxes.
 
     The model's whole vocabulary takes part: where a model has more rows than its tokenizer has tokens, the
     surplus ids keep the probability that the model gives them (and decode to nothing), because removing them
@@ -63,8 +71,8 @@ def distribution(logits: Tensor, temperature: float, top_p: float) -> Distributi
     Returns:
         The distribution, on the device of the logits.
     """
-    scaled = logits.to(torch.float64) / temperature
-    probs = torch.softmax(scaled, -1)
+    precise = logits.to(torch.float64)
+    probs = torch.softmax((precise - precise.max()) / max(temperature, _COLDEST), -1)
     return Distribution(None, probs) if top_p >= 1 else _nucleus(probs, top_p)
 
 

@@ -16,6 +16,7 @@ from outrider_serving.engine.engine import Engine
 from outrider_serving.engine.speculation import Build
 from outrider_serving.engine.types import (
     Chunk,
+    EngineError,
     FinishReason,
     Labels,
     Request,
@@ -129,6 +130,18 @@ def gap(loaded: LoadedModel, text: Sequence[int], first: int, second: int) -> fl
 def building(proposer: object) -> Build:
     """What builds this proposer for every method but none."""
     return lambda settings: None if settings.method is Method.NONE else cast("ProposerProtocol", proposer)
+
+
+class Silent:
+    """A sink for what nobody reads."""
+
+    cancelled = False
+
+    def put(self, chunk: Chunk) -> None:
+        """Nothing."""
+
+    def fail(self, error: EngineError) -> None:
+        """Nothing."""
 
 
 class Oracle:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from outrider_serving.engine.detokenize import Detokenizer, StopMatcher
 from serving.tiny import make_tokenizer
@@ -29,6 +31,9 @@ def sentencepiece_like() -> PreTrainedTokenizerFast:
 
 BYTES = make_tokenizer()
 PIECES = sentencepiece_like()
+
+BYTE_OF = {symbol: byte for byte, symbol in bytes_to_unicode().items()}
+"""The byte that a symbol of a byte-level vocabulary stands for."""
 
 
 def decode(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> str:
@@ -93,6 +98,68 @@ def test_broken_text_is_not_held_back_for_ever() -> None:
     pieces = stream(BYTES, [], [continuation] * 200)
     assert any(pieces[:70])
     assert "".join(pieces) == "�" * 200
+
+
+def spelled(text: str) -> list[int]:
+    """In the tokens of `PIECES` for bytes."""
+    return [byte + 1 for byte in text.encode()]
+
+
+@given(text=st.text(st.sampled_from("aé€日🦦"), max_size=12), cut=st.integers(0, 12), end=st.integers(8, 40))
+def test_a_character_that_the_prompt_begins_and_the_output_completes(text: str, cut: int, end: int) -> None:
+    """The output's text begins with it; one that is never completed belongs to neither."""
+    tokens = BYTES(text).input_ids[:end]
+    whole, prompt = decode(BYTES, tokens), decode(BYTES, tokens[:cut])
+    if not whole.startswith(prompt):
+        symbols = "".join(BYTES.convert_ids_to_tokens(tokens[:cut]))
+        prompt = bytes(BYTE_OF[symbol] for symbol in symbols).decode(errors="ignore")
+    pieces = stream(BYTES, tokens[:cut], tokens[cut:])
+    assert "".join(pieces) == whole[len(prompt) :]
+    assert all("�" not in piece for piece in pieces[:-1])
+
+
+@given(text=st.text(st.sampled_from("aé€日🦦"), max_size=8), cut=st.integers(0, 40))
+def test_a_character_spelled_in_bytes_that_the_prompt_begins(text: str, cut: int) -> None:
+    """Also after a run of bytes longer than what is decoded again."""
+    the, cat, tokens = 258, 259, spelled(text)
+    prompt = text.encode()[:cut].decode(errors="ignore")
+    pieces = stream(PIECES, [the, *tokens[:cut]], [*tokens[cut:], cat])
+    assert "".join(pieces) == f"{text} cat"[len(prompt) :]
+    assert all("�" not in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("bytes_seen", [1, 2])
+def test_a_euro_sign_after_one_or_two_of_its_bytes(bytes_seen: int) -> None:
+    euro = spelled("€")
+    assert "".join(stream(PIECES, [258, *euro[:bytes_seen]], [*euro[bytes_seen:], 259])) == "€ cat"
+    tokens = BYTES("a€b").input_ids
+    assert "".join(stream(BYTES, tokens[: 1 + bytes_seen], tokens[1 + bytes_seen :])) == "€b"
+
+
+def test_half_a_character_of_the_prompt_that_stays_half_belongs_to_the_prompt() -> None:
+    euro = spelled("€")
+    assert "".join(stream(PIECES, [258, *euro[:2]], [259])) == " cat"
+    assert "".join(stream(PIECES, [258, *euro[:2]], [])) == ""
+    assert "".join(stream(BYTES, BYTES("x�").input_ids, BYTES("�y").input_ids)) == "�y"
+
+
+@pytest.mark.parametrize("prompt", ["x", ""])
+def test_tokens_without_text_cost_the_same_however_many_they_are(prompt: str) -> None:
+    """What is decoded again for each of them is counted, and what comes after them is still right."""
+    sizes: list[int] = []
+
+    class Counting:
+        def decode(self, tokens: list[int], **how: object) -> str:
+            sizes.append(len(tokens))
+            return decode(PIECES, tokens)
+
+    detokenizer = Detokenizer(cast("PreTrainedTokenizerBase", Counting()), PIECES(prompt).input_ids)
+    euro = spelled("€")
+    marks = [0, 500] * 500  # one special, one that the tokenizer does not have
+    output = [257, *marks, *euro[:2], *marks, euro[2], 259]
+    pieces = [*(detokenizer.push(token) for token in output), detokenizer.flush()]
+    assert "".join(pieces) == decode(PIECES, [*PIECES(prompt).input_ids, *output])[len(prompt) :]
+    assert max(sizes) < 20
 
 
 def naive_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:

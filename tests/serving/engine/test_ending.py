@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from outrider_serving.engine.sequence import Sequence as Running
 from outrider_serving.engine.types import FinishReason
 from outrider_serving.models.loading import LoadedModel
+from outrider_serving.sampling.randomness import GeneratorRandomness
 from outrider_serving.settings import Proposer
-from serving.engine.support import NONE, Oracle, Result, building, engine_of, request, run
+from serving.engine.support import NONE, Oracle, Result, Silent, building, engine_of, request, run
 
 PROMPT = [40, 41, 42, 43, 44]
 LENGTH = 24
@@ -121,3 +123,13 @@ def test_the_context_can_be_filled_to_its_end(tiny: LoadedModel) -> None:
     with engine_of(small) as engine:
         (result,) = run(engine, request([7, 8] * 16, max_tokens=32, ignore_eos=True))
     assert result.usage.completion_tokens == 32
+
+
+@pytest.mark.parametrize("stop", ["�", "a�"])
+def test_a_stop_string_in_the_text_of_half_a_character(tiny_llama: LoadedModel, stop: str) -> None:
+    """Only the end of the request shows that the character stays half: that is a stop as any other."""
+    tokens = tiny_llama.tokenizer("xa€").input_ids
+    asked = request(PROMPT, max_tokens=3, stop=(stop,))
+    sequence = Running(asked, Silent(), tiny_llama.tokenizer, GeneratorRandomness())
+    chunk = sequence.commit(tuple(tokens), proposed=0, accepted=0, eos_token_ids=frozenset())
+    assert (chunk.text, chunk.finish_reason) == ("xa".removesuffix(stop[:-1]), FinishReason.STOP)

@@ -113,3 +113,21 @@ def test_depth_of_a_request_goes_before_that_of_the_arm(tiny: LoadedModel) -> No
     assert result.tokens == reference(tiny, prompt, 32)
     assert max(records) <= 2
     assert result.usage.proposed_tokens == sum(records) > 0
+
+
+def test_a_request_that_asks_for_less_than_the_least_depth_of_the_arm_gets_it(tiny: LoadedModel) -> None:
+    prompt = list(range(10, 40))
+    known = (*prompt, *reference(tiny, prompt, 32, eos=False))
+    arm = Proposer(min_depth=4, max_depth=8)
+    records: list[int] = []
+    with engine_of(
+        tiny,
+        arm,
+        build=building(Oracle([known])),
+        on_step=lambda step: records.extend(r.proposed for r in step.rows),
+    ) as engine:
+        wish = SpeculationOverride(max_depth=2)
+        (result,) = run(engine, request(prompt, speculation=wish, ignore_eos=True))
+    assert result.tokens == known[len(prompt) :]
+    assert set(records[1:-2]) == {2}
+    assert result.usage.accepted_tokens > 16

@@ -13,11 +13,15 @@ import torch
 from outrider_serving.engine.engine import Engine
 from outrider_serving.engine.records import StepRecord
 from outrider_serving.engine.runner import ModelRunner
+from outrider_serving.engine.sequence import Sequence
+from outrider_serving.engine.speculation import Speculation
 from outrider_serving.engine.types import EngineClosedError, EngineError, QueueFullError
 from outrider_serving.models.loading import LoadedModel
 from outrider_serving.proposers.base import Observed, Proposal, Query
+from outrider_serving.sampling.randomness import GeneratorRandomness
 from outrider_serving.settings import Arm, Method, NgramSettings, PodSettings, Proposer, default_settings
-from serving.engine.support import NONE, Oracle, collect, engine_of, reference, request, run
+from serving.engine.support import NONE, Oracle, Silent, collect, engine_of, reference, request, run
+from serving.tiny import make_tokenizer
 
 PROMPT = [5, 6, 7, 8] * 4
 
@@ -61,14 +65,34 @@ async def test_a_cancelled_task_cancels_its_request_even_while_it_waits(tiny_lla
 
 
 async def test_a_full_queue_refuses(tiny_llama: LoadedModel) -> None:
-    engine = Engine(tiny_llama, default_settings(), max_waiting=2)
-    tasks = [asyncio.create_task(collect(engine, request(PROMPT))) for _ in range(2)]
-    await until(lambda: engine.waiting == 2)
-    with pytest.raises(QueueFullError, match="2 requests are waiting"):
+    """Those for whom there is a place at the next step do not wait; that step has not begun here."""
+    engine = Engine(tiny_llama, default_settings(), max_waiting=2, max_running=3)
+    tasks = [asyncio.create_task(collect(engine, request(PROMPT))) for _ in range(5)]
+    await until(lambda: engine.waiting == 5)
+    with pytest.raises(QueueFullError, match=r"^2 requests are waiting, which is the limit \(2\)"):
         await collect(engine, request(PROMPT))
     engine.start()
-    assert len(await asyncio.gather(*tasks)) == 2
+    assert len(await asyncio.gather(*tasks)) == 5
     engine.close()
+
+
+async def test_requests_at_once_find_free_places(tiny_llama: LoadedModel) -> None:
+    with engine_of(tiny_llama, max_waiting=1, max_running=16) as engine:
+        wanted = (collect(engine, request(PROMPT, max_tokens=4)) for _ in range(16))
+        assert len(await asyncio.gather(*wanted)) == 16
+
+
+async def test_a_queue_is_full_while_requests_run(tiny_llama: LoadedModel) -> None:
+    with engine_of(tiny_llama, max_waiting=1, max_running=1) as engine:
+        long = [
+            asyncio.create_task(collect(engine, request(PROMPT, max_tokens=400, ignore_eos=True)))
+            for _ in range(2)
+        ]
+        await until(lambda: (engine.running, engine.waiting) == (1, 1))
+        with pytest.raises(QueueFullError, match="1 requests are waiting"):
+            await collect(engine, request(PROMPT))
+        for task in long:
+            task.cancel()
 
 
 @pytest.mark.parametrize(
@@ -242,6 +266,53 @@ def test_a_proposer_that_raises_fails_no_request(tiny_llama: LoadedModel, where:
     assert results[0].tokens == results[1].tokens == reference(tiny_llama, PROMPT, 32)
     assert results[2].tokens == reference(tiny_llama, PROMPT[1:], 32)
     assert sum(record.proposer_failures for record in records) > 0
+
+
+def test_a_proposer_that_cannot_be_loaded_is_tried_again_after_pauses_that_double() -> None:
+    now, tries = 0.0, []
+    broken = True
+
+    def build(settings: Proposer) -> Oracle:
+        tries.append(now)
+        if broken:
+            raise RuntimeError("no such file")
+        return Oracle([])
+
+    speculation = Speculation(build, lambda: now)
+    sequence = Sequence(request(PROMPT), Silent(), make_tokenizer(), GeneratorRandomness())
+
+    def steps(seconds: int, arm: Proposer) -> None:
+        nonlocal now
+        for _ in range(10 * seconds):
+            speculation.propose([sequence], arm, [sequence])
+            now += 0.1
+
+    steps(200, Proposer())
+    assert [round(at) for at in tries] == [0, 1, 3, 7, 15, 31, 63, 127, 191]
+    assert speculation.failures == len(tries)
+    steps(1, Proposer(ngram=NgramSettings(max_match=9)))
+    assert round(tries[9]) == 200  # other settings are tried at once
+    broken = False
+    steps(3, Proposer(ngram=NgramSettings(max_match=9)))
+    assert len(tries) == 11
+    assert speculation.failures == 10
+
+
+def test_a_proposer_that_raises_on_events_is_loaded_anew_after_a_pause() -> None:
+    now, built = 0.0, []
+
+    def build(settings: Proposer) -> Broken:
+        built.append(Broken(""))
+        return built[-1]
+
+    speculation = Speculation(build, lambda: now)
+    sequence = Sequence(request(PROMPT), Silent(), make_tokenizer(), GeneratorRandomness())
+    for _ in range(40):
+        speculation.propose([sequence], Proposer(), [sequence])
+        built[-1].where = "observe"
+        speculation.observe([Observed(sequence.request.id, (3,))])
+        now += 0.1
+    assert len(built) == speculation.failures == 4
 
 
 def test_a_proposer_is_switched_while_requests_run(tiny_gemma3: LoadedModel) -> None:

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import gguf as gguf_format
+import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import load_file, save_file
+from transformers import GptOssConfig, GptOssForCausalLM
 
 from outrider_serving.models import gguf
+from outrider_serving.models.checkpoint import Loaded, load_checkpoint
 from outrider_serving.models.errors import ModelError
 from outrider_serving.models.loading import LoadedModel, load_model
-from outrider_serving.models.source import DirectorySource, HubSource, PackageSource, parse_source
+from outrider_serving.models.source import (
+    DirectorySource,
+    HubSource,
+    PackageSource,
+    check_source,
+    parse_source,
+)
+from serving.tiny import make_tokenizer
 
 
 @pytest.fixture
@@ -26,6 +41,58 @@ def model(tiny_directory: Path, tmp_path: Path) -> Path:
 def edit(model: Path, **changes: object) -> None:
     path = model / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def rewrite(model: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Change the weights of every file of safetensors under a directory."""
+    for path in model.rglob("*.safetensors"):
+        weights = load_file(path)
+        change(weights)
+        save_file(weights, path, metadata={"format": "pt"})
+
+
+def without(part: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    def change(weights: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in weights if part in name]:
+            del weights[name]
+
+    return change
+
+
+def write_gguf(path: Path, leave_out: str | None = None) -> None:
+    """A random llama of two layers, as llama.cpp names things; without the tensors of some name."""
+    tokenizer = make_tokenizer()
+    writer = gguf_format.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_vocab_size(len(tokenizer))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
+    writer.add_token_types([3, 3] + [1] * (len(tokenizer) - 2))
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    layer = {"attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32), "attn_output": (32, 32)}
+    layer |= {"ffn_gate": (64, 32), "ffn_up": (64, 32), "ffn_down": (32, 64)}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (len(tokenizer), 32), "output_norm": (32,)}
+    for block in range(2):
+        shapes |= {f"blk.{block}.{name}": shape for name, shape in layer.items()}
+        shapes |= {f"blk.{block}.{name}": (32,) for name in ("attn_norm", "ffn_norm")}
+    generator = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        if leave_out is None or leave_out not in name:
+            writer.add_tensor(f"{name}.weight", generator.normal(0, 0.2, shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def test_kinds_of_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +110,39 @@ def test_kinds_of_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_sources_that_are_not_understood(text: str) -> None:
     with pytest.raises(ModelError, match="allowed: package:NAME"):
         parse_source(text)
+
+
+def test_what_is_plainly_not_there(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(model), *sys.path])
+    (model / "unfinished.py").write_text("raise AssertionError('it was imported')")
+    for there in (PackageSource("unfinished"), DirectorySource(model), HubSource("no-such/model")):
+        check_source(there)
+    for missing in ("no_such_package", "no_such_package.part", "__main__.part"):
+        monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+        with pytest.raises(
+            ModelError, match=r"package:\w+.*there is no Python package '\w+': is it installed"
+        ):
+            check_source(PackageSource(missing))
+    with pytest.raises(ModelError, match="cannot be read"):
+        check_source(DirectorySource(model / "nowhere"))
+    with pytest.raises(ModelError, match="cannot be read"):
+        check_source(DirectorySource(model / "config.json"))
+    (model / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"has no config.json, which says how to read its safetensors"):
+        check_source(DirectorySource(model))
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"no weights: neither \*.safetensors nor \*.gguf"):
+        check_source(DirectorySource(model))
+
+
+def test_looking_for_a_model_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, outrider_serving.models.errors, outrider_serving.models.source as s\n"
+        "s.check_source(s.parse_source('package:torch'))\n"
+        "print(sorted({'torch', 'transformers', 'huggingface_hub', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_a_directory_with_safetensors(tiny_directory: Path) -> None:
@@ -138,17 +238,103 @@ def test_models_that_cannot_be_served_are_refused_by_name(
         load_model(str(model))
 
 
-def test_a_model_with_attention_of_its_own_kind(tmp_path: Path, model: Path) -> None:
+def test_a_model_with_attention_of_its_own_kind(model: Path) -> None:
     """gpt-oss has attention sinks: an argument that changes the result, and that is noticed."""
-    edit(
-        model,
-        model_type="gpt_oss",
-        architectures=["GptOssForCausalLM"],
-        num_local_experts=2,
-        num_experts_per_tok=1,
-        layer_types=["full_attention"] * 3,
-    )
+    config = json.loads((model / "config.json").read_text())
+    shape = {name: config[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "head_dim")}
+    (model / "model.safetensors").unlink()
+    GptOssForCausalLM(
+        GptOssConfig(
+            **shape,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            layer_types=["full_attention"],
+            pad_token_id=None,
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        )
+    ).save_pretrained(model)
     with pytest.raises(ModelError, match="GptOssAttention needs s_aux"):
+        load_model(str(model))
+
+
+def test_weights_that_are_missing(model: Path) -> None:
+    rewrite(model, without("layers.1.mlp"))
+    with pytest.raises(ModelError) as refused:
+        load_model(str(model))
+    names = ", ".join(f"model.layers.1.mlp.{name}_proj.weight" for name in ("down", "gate", "up"))
+    assert str(refused.value) == f"model {model} lacks 3 of the weights that config.json asks for: {names}"
+    rewrite(model, without("layers"))
+    with pytest.raises(ModelError, match=r"lacks 27 of the weights .*, \.\.\.$"):
+        load_model(str(model))
+
+
+def test_an_output_layer_that_is_the_embedding_need_not_be_in_the_files(model: Path) -> None:
+    rewrite(model, without("lm_head"))
+    with pytest.raises(ModelError, match=r"lacks 1 of the weights .*: lm_head.weight"):
+        load_model(str(model))
+    edit(model, tie_word_embeddings=True)
+    assert load_model(str(model)).vocab_size == 320
+    rewrite(model, without("embed_tokens"))
+    with pytest.raises(ModelError, match=r"lacks 2 of the weights .*: lm_head.weight, model.embed_tokens"):
+        load_model(str(model))
+
+
+def test_weights_of_another_shape(model: Path) -> None:
+    edit(model, intermediate_size=48)
+    with pytest.raises(
+        ModelError,
+        match=r"9 weights of another shape than config.json asks for: "
+        r"model.layers.0.mlp.down_proj.weight is \(32, 64\), not \(32, 48\), .*, \.\.\.$",
+    ):
+        load_model(str(model))
+
+
+def test_weights_that_the_model_does_not_have_are_left_aside(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rewrite(model, lambda weights: weights.update(extra=torch.ones(2)))
+    with caplog.at_level(logging.WARNING, "outrider_serving"):
+        load_model(str(model))
+    assert f"1 weights of model {model} are not used: extra" in caplog.text
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers(model: Path, value: float) -> None:
+    def damage(weights: dict[str, torch.Tensor]) -> None:
+        weights["model.layers.1.mlp.up_proj.weight"][3, 5] = value
+
+    rewrite(model, damage)
+    with pytest.raises(ModelError, match=r"computes NaN or infinity, .* damaged or too large for float32"):
+        load_model(str(model))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[]", r"config.json must hold a JSON object, but holds '\[\]'"),
+        (b"{", "config.json must hold a JSON object: Expecting"),
+        (b"\xff", "config.json must hold a JSON object: 'utf-8'"),
+        (b"{}", "config.json must name the architecture as model_type, like 'llama'"),
+        (b'{"model_type": ["llama"]}', "config.json must name the architecture as model_type"),
+        (None, "has no config.json, which says how to read its safetensors"),
+    ],
+)
+def test_a_config_that_is_none(model: Path, content: bytes | None, message: str) -> None:
+    path = model / "config.json"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ModelError, match=message):
+        load_model(str(model))
+
+
+def test_a_directory_without_a_tokenizer(model: Path) -> None:
+    for path in model.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(ModelError, match="cannot be loaded: its files give no tokenizer"):
         load_model(str(model))
 
 
@@ -168,9 +354,6 @@ def test_files_that_are_missing_or_broken(model: Path) -> None:
     with pytest.raises(ModelError, match=r"several GGUF files, not one: a.gguf, b.gguf"):
         load_model(str(model))
     weights.write_bytes(content)
-    (model / "config.json").write_text("{")
-    with pytest.raises(ModelError, match="cannot be loaded"):
-        load_model(str(model))
 
 
 def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,16 +380,12 @@ def test_a_converted_gguf_is_kept_and_used(
     """The conversion is stood in for (it is transformers' own, and slow): what counts is when it runs."""
     conversions = []
 
-    def convert(directory: Path, name: str | None, dtype: torch.dtype, attention: str) -> object:
+    def load(directory: Path, name: str | None, *how: Any) -> Loaded:
         if name is not None:
             conversions.append(name)
-        source = directory if name is None else tiny_directory
-        return (
-            AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=attention),
-            AutoTokenizer.from_pretrained(source),
-        )
+        return load_checkpoint(directory if name is None else tiny_directory, None, *how)
 
-    monkeypatch.setattr(gguf, "_load", convert)
+    monkeypatch.setattr(gguf, "load_checkpoint", load)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     directory = tmp_path / "model"
     directory.mkdir()
@@ -227,10 +406,24 @@ def test_a_converted_gguf_is_kept_and_used(
         kept.unlink()
     load_model(str(directory))
     assert len(conversions) == 4
+    rewrite(tmp_path / "cache", without("layers.1.mlp"))
+    again = load_model(str(directory))
+    assert len(conversions) == 5
     assert not list((tmp_path / "cache").rglob(".converting*"))
 
     (tmp_path / "file").write_text("not a directory")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     load_model(str(directory))
     load_model(str(directory))
-    assert len(conversions) == 6
+    assert len(conversions) == 7
+
+
+def test_a_gguf_must_hold_every_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, left_out in (("whole", None), ("part", "blk.1.ffn")):
+        (tmp_path / name).mkdir()
+        write_gguf(tmp_path / name / "tiny.gguf", left_out)
+    assert load_model(str(tmp_path / "whole"), dtype="float32").context_length == 64
+    with pytest.raises(ModelError, match=r"lacks 4 of the weights that tiny.gguf asks for: model.layers.1."):
+        load_model(str(tmp_path / "part"))
+    assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 1

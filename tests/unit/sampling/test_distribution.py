@@ -100,6 +100,28 @@ def test_extreme_temperatures_stay_finite(temperature: float) -> None:
     assert float(found.probs.sum()) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("top_p", [0.5, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-300, 1e-40])
+def test_next_to_temperature_0_only_the_best_are_left(
+    temperature: float, dtype: torch.dtype, top_p: float
+) -> None:
+    one = distribution(torch.tensor([90.0, 99.5, -1000.0, 99.0], dtype=dtype), temperature, top_p)
+    assert [one.prob(token) for token in range(4)] == [0, 1, 0, 0]
+    tied = distribution(torch.tensor([2.0, 1.0, 2.0], dtype=dtype), temperature, 1.0)
+    assert tied.probs.tolist() == [0.5, 0, 0.5]
+
+
+def test_the_least_difference_counts_next_to_temperature_0() -> None:
+    assert distribution(torch.tensor([0.0, 1e-45]), 5e-324, 1.0).probs.tolist() == [0, 1]
+
+
+def test_tokens_that_are_ruled_out_stay_so() -> None:
+    logits = torch.tensor([float("-inf"), 0.0, float("-inf")])
+    for temperature in (5e-324, 1.0, 1e308):
+        assert distribution(logits, temperature, 1.0).probs.tolist() == [0, 1, 0]
+
+
 def test_prob_of_tokens_inside_and_outside_the_support() -> None:
     logits = torch.log(torch.tensor([0.1, 0.5, 0.4]))
     found = distribution(logits, 1.0, 0.8)

@@ -76,10 +76,6 @@ def test_a_workload_without_an_objective_takes_the_default() -> None:
             "minDepth (9) must not exceed maxDepth (8)",
         ),
         (
-            {"arms": {"stable": {"proposer": {"method": "none", "ngram": {}}}}},
-            "ngram is for method ngram, but method is none",
-        ),
-        (
             {"arms": {"stable": {"proposer": {"ngram": {"minMatch": 5, "maxMatch": 4}}}}},
             "minMatch (5) must not exceed maxMatch (4)",
         ),
@@ -102,6 +98,12 @@ def test_a_workload_name_is_a_dns_label() -> None:
 def test_the_contract_does_not_import_torch() -> None:
     code = "import sys, outrider_serving.settings; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+
+
+def test_settings_of_a_method_may_wait_while_another_is_in_force() -> None:
+    proposer = Proposer.model_validate({"method": "none", "ngram": {"minMatch": 2}})
+    assert proposer.ngram is not None
+    assert proposer.ngram.min_match == 2
 
 
 def test_an_operator_understands_a_newer_pod() -> None:
