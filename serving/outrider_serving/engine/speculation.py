@@ -96,7 +96,7 @@ class Speculation:
     def _ask(
         self, method: Method, batch: list[Query], arm: ProposerSettings, running: Iterable[Sequence]
     ) -> dict[str, tuple[int, ...]]:
-        settings = arm if arm.method is method else ProposerSettings(method=method)
+        settings = arm.model_copy(update={"method": method})
         try:
             proposer = self._ensure(settings, running)
             if proposer is None:

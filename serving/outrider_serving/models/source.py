@@ -14,11 +14,13 @@ from outrider_serving.models.errors import ModelError
 from outrider_serving.models.selection import directory_files
 
 _PACKAGE = "package:"
+_HUB = "hub:"
 _PACKAGE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 ALLOWED = (
-    "package:NAME (an installed Python package with a GGUF), a directory, or ORGANISATION/NAME on the hub"
+    "package:NAME (an installed Python package with a GGUF), a directory, or ORGANISATION/NAME on the hub "
+    "(hub:ORGANISATION/NAME where a directory has that name too)"
 )
 
 
@@ -66,6 +68,8 @@ def parse_source(text: str) -> Source:
         if not _PACKAGE_NAME.fullmatch(name):
             raise ModelError(f"model {text!r}: {name!r} is not a Python package's name; allowed: {ALLOWED}")
         return PackageSource(name)
+    if text.startswith(_HUB):
+        return _hub(text.removeprefix(_HUB), text)
     try:
         path = Path(text).expanduser()
     except RuntimeError as error:
@@ -74,9 +78,13 @@ def parse_source(text: str) -> Source:
         return DirectorySource(path)
     if text.startswith(("/", ".", "~")) or path.exists():
         raise ModelError(f"model {text!r}: there is no such directory; allowed: {ALLOWED}")
-    if not _HUB_ID.fullmatch(text):
+    return _hub(text, text)
+
+
+def _hub(repository: str, text: str) -> HubSource:
+    if not _HUB_ID.fullmatch(repository):
         raise ModelError(f"model {text!r} is not understood; allowed: {ALLOWED}")
-    return HubSource(text)
+    return HubSource(repository)
 
 
 def check_source(source: Source) -> None:

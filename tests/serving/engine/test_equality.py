@@ -115,6 +115,17 @@ def test_depth_of_a_request_goes_before_that_of_the_arm(tiny: LoadedModel) -> No
     assert result.usage.proposed_tokens == sum(records) > 0
 
 
+def test_a_method_that_a_request_asks_for_has_the_settings_of_the_arm(tiny: LoadedModel) -> None:
+    prompt = [5, 6, 7, 8, 5, 6]  # the end matches over two tokens, not over three
+    proposed = []
+    for least in (2, 3):
+        arm = Proposer(method=Method.NONE, ngram=NgramSettings(min_match=least, max_match=4))
+        with engine_of(tiny, arm) as engine:
+            (result,) = run(engine, request(prompt, max_tokens=2, speculation=NGRAM))
+        proposed.append(result.chunks[0].usage.proposed_tokens)
+    assert proposed == [1, 0]
+
+
 def test_a_request_that_asks_for_less_than_the_least_depth_of_the_arm_gets_it(tiny: LoadedModel) -> None:
     prompt = list(range(10, 40))
     known = (*prompt, *reference(tiny, prompt, 32, eos=False))

@@ -102,6 +102,7 @@ def test_kinds_of_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert parse_source(str(tmp_path)) == DirectorySource(tmp_path)
     assert parse_source("org/name-1.5") == HubSource("org/name-1.5")
     assert parse_source("org/local") == DirectorySource(Path("org/local"))
+    assert parse_source("hub:org/local") == HubSource("org/local")
 
 
 @pytest.mark.parametrize(
