@@ -25,13 +25,16 @@ WORKERS: Final = 4
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Flags; each may also be given as OUTRIDER_<FLAG> in the environment."""
+    """Flags; each may also be given as OUTRIDER_<FLAG> in the environment, and is checked all the same."""
     parser = argparse.ArgumentParser(prog="outrider-operator", description="Operate SpeculativeModels.")
+
+    from_environment: list[str] = []
 
     def add(flag: str, default: str | None, text: str, **more: object) -> None:
         variable = "OUTRIDER_" + flag.lstrip("-").replace("-", "_").upper()
-        value = os.environ.get(variable, default)
-        parser.add_argument(flag, default=value, help=f"{text} [{variable}]", **more)  # type: ignore[arg-type]
+        if variable in os.environ:
+            from_environment.append(f"{flag}={os.environ[variable]}")
+        parser.add_argument(flag, default=default, help=f"{text} [{variable}]", **more)  # type: ignore[arg-type]
 
     add("--serving-image", None, "image of serving pods whose SpeculativeModel names none")
     add(
@@ -50,7 +53,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "where the operator answers that it lives; empty for nowhere",
     )
     add("--log-format", "json", "one JSON object a line, or text", choices=["json", "text"])
-    options = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args([*from_environment, *given])
     if not options.serving_image:
         parser.error("--serving-image is needed (or OUTRIDER_SERVING_IMAGE)")
     return options
@@ -103,12 +107,17 @@ async def operate(config: OperatorConfig, liveness: str | None, *, stop: asyncio
             await asyncio.gather(workers, watching, return_exceptions=True)
 
 
+def configure_logs(log_format: str) -> None:
+    """Log in that format, without the lines for every event and every request, also those of probes."""
+    kopf.configure(log_format=kopf.LogFormat.JSON if log_format == "json" else kopf.LogFormat.FULL)
+    for noisy in ("kopf.objects", "httpx", "aiohttp.access"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the image and of `outrider-operator`."""
     options = parse(arguments)
-    kopf.configure(log_format=kopf.LogFormat.JSON if options.log_format == "json" else kopf.LogFormat.FULL)
-    for noisy in ("kopf.objects", "httpx"):  # a line for every event and every request
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    configure_logs(options.log_format)
     asyncio.run(operate(config_of(options), options.liveness or None))
     return 0
 

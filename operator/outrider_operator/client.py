@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
@@ -29,6 +30,11 @@ _PATHS: Final[Mapping[str, tuple[str, str]]] = {
 
 _TIMEOUT: Final = (3.05, 20.0)
 """Seconds to connect, and to wait for an answer."""
+
+_APPLY: Final = "application/apply-patch+yaml"
+
+_TO_ESCAPE: Final = re.compile("[\x7f-\uffff]")
+"""What is not ASCII but has an escape of four digits: some of it YAML would refuse or fold."""
 
 
 class ApiError(Exception):
@@ -117,20 +123,25 @@ class Client:
 
     async def _apply(self, path: str, body: Object) -> Object:
         query = {"fieldManager": names.FIELD_MANAGER, "force": "true"}
-        return await self._call("patch", path, query, body, content_type="application/apply-patch+yaml")
+        return await self._call("patch", path, query, as_yaml(body), content_type=_APPLY)
 
     async def _call(
         self,
         verb: str,
         path: str,
         query: Mapping[str, str] | None = None,
-        body: Object | None = None,
+        body: Object | bytes | None = None,
         content_type: str | None = None,
     ) -> Object:
         return await asyncio.to_thread(self._send, verb, path, query or {}, body, content_type)
 
     def _send(
-        self, verb: str, path: str, query: Mapping[str, str], body: Object | None, content_type: str | None
+        self,
+        verb: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Object | bytes | None,
+        content_type: str | None,
     ) -> Object:
         try:
             answer: Any = self._dynamic.request(
@@ -149,7 +160,15 @@ class Client:
         return dict(json.loads(answer.data))
 
 
+def as_yaml(document: Object) -> bytes:
+    """A document for server-side apply, whose decoder takes JSON but not its pairs of surrogate escapes."""
+    text = json.dumps(document, ensure_ascii=False)
+    return _TO_ESCAPE.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
+
+
 def _path(kind: str, namespace: str, name: str | None = None) -> str:
+    if name == "":
+        raise ValueError(f"a {kind} without a name: its path would be that of all of them")
     prefix, plural = _PATHS[kind]
     path = f"{prefix}/namespaces/{quote(namespace, safe='')}/{plural}"
     return path if name is None else f"{path}/{quote(name, safe='')}"

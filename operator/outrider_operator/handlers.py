@@ -42,7 +42,8 @@ def registry(wake: Wake) -> kopf.OperatorRegistry:
         wake(namespace or "", name)
 
     async def child_event(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
-        wake(namespace or "", labels[names.MODEL_LABEL])
+        if model := labels[names.MODEL_LABEL]:  # a label may be empty, a name may not
+            wake(namespace or "", model)
 
     for group, version, plural in CHILD_RESOURCES:
         kopf.on.event(

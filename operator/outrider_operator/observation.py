@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from outrider_operator import names
 from outrider_serving.settings import PodState
 
 Object = dict[str, Any]
+
+TEMPLATE_HASH_LABEL: Final = "pod-template-hash"
+"""On a pod of a Deployment: what its ReplicaSet's name ends with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Observation:
     """Objects by kind and name: all of a child's name, and Deployments with our label."""
 
     pods: tuple[Object, ...] = ()
-    """Pods with our label, in the order of their names."""
+    """Pods of those Deployments that are ours, in the order of their names."""
 
     reports: Mapping[str, PodReport] = field(default_factory=dict)
     """By pod name."""
@@ -85,6 +88,23 @@ def is_ready(pod: Object) -> bool:
     conditions = pod.get("status", {}).get("conditions", ())
     return "deletionTimestamp" not in pod["metadata"] and any(
         condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
+    )
+
+
+def has_ended(pod: Object) -> bool:
+    """Whether the pod ran to its end or was evicted: it stays until it is collected, and never runs again."""
+    return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
+
+
+def is_pod_of(pod: Object, deployments: Collection[str]) -> bool:
+    """Whether a ReplicaSet of one of these Deployments controls the pod; labels alone anyone may carry."""
+    metadata = pod["metadata"]
+    template_hash = metadata.get("labels", {}).get(TEMPLATE_HASH_LABEL)
+    return any(
+        reference.get("controller")
+        and reference.get("kind") == "ReplicaSet"
+        and reference.get("name") in {f"{deployment}-{template_hash}" for deployment in deployments}
+        for reference in metadata.get("ownerReferences", ())
     )
 
 

@@ -8,16 +8,18 @@ from datetime import UTC, datetime
 from typing import Final
 
 import httpx
-from pydantic import ValidationError
 
 from outrider_operator import names
 from outrider_operator.client import Client
 from outrider_operator.config import OperatorConfig
-from outrider_operator.observation import Object, Observation, PodReport, is_ready
+from outrider_operator.observation import Object, Observation, PodReport, is_pod_of, is_ready
 from outrider_operator.plan import wanted_children
 from outrider_serving.settings import ADMIN_PORT, PodState
 
-_ADMIN_TIMEOUT: Final = httpx.Timeout(3.0, connect=1.5)
+_ADMIN_SECONDS: Final = 3.0
+"""How long a pod may take to answer, from the connection to the last byte."""
+
+_MAX_ADMIN_ANSWER: Final = 64 * 1024
 _MAX_ADMIN_CALLS: Final = 32
 
 
@@ -30,12 +32,14 @@ async def observe(
         return None
     bare = Observation(resource=resource, now=datetime.now(UTC))
     labels = f"{names.MODEL_LABEL}={name}"
-    deployments, pods = await asyncio.gather(
+    deployments, labelled = await asyncio.gather(
         client.list("Deployment", namespace, labels=labels), client.list("Pod", namespace, labels=labels)
     )
     children = {("Deployment", str(found["metadata"]["name"])): found for found in deployments}
     for found in deployments:  # a list leaves out what is the same for all its items
         found.update(apiVersion="apps/v1", kind="Deployment")
+    ours = {str(found["metadata"]["name"]) for found in deployments if bare.owns(found)}
+    pods = tuple(pod for pod in labelled if is_pod_of(pod, ours))
     missing = [key for key in wanted_children(bare, config) if key not in children]
     others = await asyncio.gather(*(client.get(kind, namespace, child) for kind, child in missing))
     children |= {key: child for key, child in zip(missing, others, strict=True) if child is not None}
@@ -55,16 +59,31 @@ async def pod_reports(admin: httpx.AsyncClient, pods: Iterable[Object]) -> dict[
         host = f"[{address}]" if ":" in address else address
         async with limit:
             try:
-                answer = await admin.get(f"http://{host}:{ADMIN_PORT}/admin/state", timeout=_ADMIN_TIMEOUT)
-                answer.raise_for_status()
-                return PodReport(state=PodState.model_validate(answer.json()))
-            except httpx.HTTPError as error:
+                answer = await _answer(admin, f"http://{host}:{ADMIN_PORT}/admin/state")
+                return PodReport(state=PodState.model_validate_json(answer))
+            except (httpx.HTTPError, TimeoutError) as error:
                 return PodReport(error=f"its admin port does not answer: {type(error).__name__}")
-            except (ValidationError, ValueError):
+            except ValueError:  # pydantic's too
                 return PodReport(error="its admin port answers what this operator does not understand")
 
     answers = await asyncio.gather(*map(ask, ready))
     return {str(pod["metadata"]["name"]): answer for pod, answer in zip(ready, answers, strict=True)}
+
+
+async def _answer(admin: httpx.AsyncClient, url: str) -> bytes:
+    """The body as it is sent; a pod can neither hold the operator up nor fill its memory.
+
+    Raises:
+        ValueError: there is more than any pod has to say.
+    """
+    body = bytearray()
+    async with asyncio.timeout(_ADMIN_SECONDS), admin.stream("GET", url, timeout=_ADMIN_SECONDS) as answer:
+        answer.raise_for_status()
+        async for chunk in answer.aiter_raw():
+            body += chunk
+            if len(body) > _MAX_ADMIN_ANSWER:
+                raise ValueError(f"{url} answers more than {_MAX_ADMIN_ANSWER} bytes")
+    return bytes(body)
 
 
 async def _warnings(client: Client, namespace: str, pods: Iterable[Object]) -> dict[str, str]:

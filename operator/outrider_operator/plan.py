@@ -7,7 +7,7 @@ good keeps serving), or whose children's names are taken.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
@@ -61,7 +61,13 @@ class Plan:
     """Why it is not, field by field."""
 
     pod_hash: str = ""
+
     settings: PodSettings | None = None
+    """The wanted content of the settings file."""
+
+    settings_written: bool = False
+    """Whether the ConfigMap holds just that: only then is its generation used, and fit to be published."""
+
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
     conflicts: tuple[str, ...] = ()
@@ -80,18 +86,17 @@ def plan(seen: Observation, config: OperatorConfig) -> Plan:
     except ValidationError as error:
         return Plan(problems=_problems(error))
     owner = Owner.of(seen.resource)
-    settings = settings_of(spec, _settings_generation(seen, owner, spec))
+    stored = _stored_settings(seen, owner)
+    settings = settings_of(spec, _settings_generation(seen, stored, spec))
     wanted = children(owner, spec, config, settings.generation)
     hashed = pod_hash(spec, serving_image(spec, config))
+    decided = Plan(spec=spec, pod_hash=hashed, settings=settings, settings_written=settings == stored)
     conflicts = tuple(filter(None, (_conflict(seen, child) for child in wanted)))
     if conflicts:
-        return Plan(spec=spec, pod_hash=hashed, settings=settings, conflicts=conflicts)
-    applies = tuple(filter(None, (_apply(seen, child) for child in wanted)))
-    return Plan(
-        spec=spec,
-        pod_hash=hashed,
-        settings=settings,
-        applies=applies,
+        return replace(decided, conflicts=conflicts)
+    return replace(
+        decided,
+        applies=tuple(filter(None, (_apply(seen, child) for child in wanted))),
         deletes=_superseded(seen, names.deployment_name(owner.name, hashed)),
     )
 
@@ -113,9 +118,8 @@ def _problems(error: ValidationError) -> tuple[str, ...]:
     )
 
 
-def _settings_generation(seen: Observation, owner: Owner, spec: SpeculativeModelSpec) -> int:
+def _settings_generation(seen: Observation, current: PodSettings | None, spec: SpeculativeModelSpec) -> int:
     """The generation in the ConfigMap if its content is the wanted one, else one that was never used."""
-    current = _current_settings(seen.children.get(("ConfigMap", owner.name)))
     known = int(seen.status.get("settings", {}).get("generation", 0))
     if current is None:
         return known + 1
@@ -127,9 +131,13 @@ def _settings_generation(seen: Observation, owner: Owner, spec: SpeculativeModel
     )
 
 
-def _current_settings(config_map: Object | None) -> PodSettings | None:
+def _stored_settings(seen: Observation, owner: Owner) -> PodSettings | None:
+    """What our ConfigMap holds, if pods can read it."""
+    config_map = seen.children.get(("ConfigMap", owner.name))
+    if config_map is None or not seen.owns(config_map):
+        return None
     try:
-        text = (config_map or {}).get("data", {}).get(names.SETTINGS_FILE, "")
+        text = config_map.get("data", {}).get(names.SETTINGS_FILE, "")
         return PodSettings.model_validate(json.loads(text))
     except ValueError:
         return None

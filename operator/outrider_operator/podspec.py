@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from decimal import Decimal
 from enum import StrEnum
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Self
 
+from kubernetes.utils.quantity import parse_quantity
 from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
 from outrider_serving.settings import Contract
@@ -15,16 +19,22 @@ RESERVED_MOUNTS = (
     "/etc",
     "/lib",
     "/lib64",
+    "/opt/outrider",
     "/proc",
     "/run",
     "/sbin",
     "/sys",
     "/tmp",
     "/usr",
-    "/var/cache/outrider",
-    "/var/run",
+    "/var",
 )
-"""Directories of the image, or that the operator mounts; nothing may be mounted on or under them."""
+"""Directories of the image, or that the operator mounts; nothing may be mounted on, under or over them."""
+
+RESERVED_MOUNT_PATTERN = "^(({})(/.*)?|{})$".format(
+    "|".join(RESERVED_MOUNTS),
+    "|".join(sorted({str(PurePosixPath(path).parent) for path in RESERVED_MOUNTS} - {"/"})),
+)
+"""Matches the reserved directories, what is under them, and what they are in."""
 
 
 def cel(*rules: tuple[str, str]) -> dict[str, Any]:
@@ -49,10 +59,14 @@ DataKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern
 LabelName = Annotated[
     str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
 ]
-LabelValue = Annotated[str, StringConstraints(max_length=63)]
-AbsolutePath = Annotated[
-    str, StringConstraints(min_length=2, max_length=256, pattern=r"^(/[-._a-zA-Z0-9]+)+$")
+VolumeName = Annotated[
+    str, StringConstraints(min_length=1, max_length=50, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
 ]
+LabelValue = Annotated[str, StringConstraints(max_length=63)]
+_SEGMENT = r"(\.{0,2}[-_a-zA-Z0-9]|\.{3})[-._a-zA-Z0-9]*"
+"""Neither `.` nor `..`, which would name another directory than the one that is written."""
+
+AbsolutePath = Annotated[str, StringConstraints(min_length=2, max_length=256, pattern=rf"^(/{_SEGMENT})+$")]
 
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 Quantity = Annotated[
@@ -185,8 +199,10 @@ class ClaimReference(Contract):
 class Volume(Contract):
     """A volume with weights, mounted into the engine's container."""
 
-    name: LabelName = Field(description="Name of the volume.", max_length=50)
-    mount_path: AbsolutePath = Field(description="Where it is mounted; not a directory of the system.")
+    name: VolumeName = Field(description="Name of the volume.")
+    mount_path: AbsolutePath = Field(
+        description="Where it is mounted, without `.` and `..`; not a directory of the system."
+    )
     read_only: bool = Field(default=True, description="Whether it is mounted read-only.")
     persistent_volume_claim: ClaimReference = Field(
         description="The PersistentVolumeClaim, in the namespace of the SpeculativeModel."
@@ -194,19 +210,31 @@ class Volume(Contract):
 
     @model_validator(mode="after")
     def _not_reserved(self) -> Self:
-        for reserved in RESERVED_MOUNTS:
-            if self.mount_path == reserved or self.mount_path.startswith(reserved + "/"):
-                raise ValueError(f"mountPath {self.mount_path} lies in {reserved}, a directory of the system")
+        if re.search(RESERVED_MOUNT_PATTERN, self.mount_path):
+            raise ValueError(f"mountPath {self.mount_path} lies in, or hides, a directory of the system")
         return self
 
 
+_GPU = "(?i)gpu"
+"""In the domain or the name of a resource: it counts GPUs, or shares of them."""
+
 _AMOUNTS = dict[Annotated[str, StringConstraints(max_length=316)], Quantity]
-_ONE_GPU = cel(
+_AMOUNT_RULES = cel(
     (
-        "self.all(k, !k.endsWith('/gpu') || string(self[k]) == '0' || string(self[k]) == '1')",
-        "at most one GPU a pod: a model split over several GPUs is not supported",
-    )
+        "self.all(k, !string(self[k]).startsWith('-'))",
+        "an amount must not be negative",
+    ),
+    (
+        f"self.all(k, !k.matches('{_GPU}') || string(self[k]) in ['0', '1'])",
+        "at most one GPU a pod, written as 0 or 1: a model split over several GPUs is not supported",
+    ),
 )
+REQUEST_WITHIN_LIMIT = (
+    "!has(self.requests) || !has(self.limits) || self.requests.all(k, !(k in self.limits)"
+    " || quantity(string(self.requests[k])).compareTo(quantity(string(self.limits[k]))) <= 0)",
+    "a request must not exceed its limit",
+)
+"""A rule of CEL; Resources checks the same."""
 
 
 class Resources(Contract):
@@ -216,19 +244,31 @@ class Resources(Contract):
         default=None,
         max_length=16,
         description="Most it may use. At most one GPU: a model split over several is not supported.",
-        json_schema_extra=_ONE_GPU,
+        json_schema_extra=_AMOUNT_RULES,
     )
     requests: _AMOUNTS | None = Field(
         default=None,
         max_length=16,
         description="What it is scheduled by; without one, the limit.",
-        json_schema_extra=_ONE_GPU,
+        json_schema_extra=_AMOUNT_RULES,
     )
 
     @model_validator(mode="after")
     def _one_gpu(self) -> Self:
         for amounts in (self.limits, self.requests):
             for key, amount in (amounts or {}).items():
-                if key.endswith("/gpu") and amount not in ("0", "1"):
-                    raise ValueError(f"{key}: at most one GPU a pod, but {amount} are asked for")
+                if re.search(_GPU, key) and amount not in ("0", "1"):
+                    raise ValueError(f"{key}: at most one GPU a pod, written as 0 or 1, but it is {amount}")
         return self
+
+    @model_validator(mode="after")
+    def _request_within_limit(self) -> Self:
+        limits = self.limits or {}
+        for key, request in (self.requests or {}).items():
+            if key in limits and _quantity(request) > _quantity(limits[key]):
+                raise ValueError(f"{key}: the request {request} exceeds the limit {limits[key]}")
+        return self
+
+
+def _quantity(text: str) -> Decimal:
+    return Decimal(parse_quantity(text))  # type: ignore[no-untyped-call]

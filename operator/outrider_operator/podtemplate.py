@@ -109,10 +109,10 @@ def arguments(model: str, spec: SpeculativeModelSpec) -> list[str]:
 
 
 def model_argument(model: Model) -> str:
-    """MODEL as the serving command takes it: a hub id, a directory, or `package:NAME`."""
+    """MODEL as the serving command takes it: `hub:OWNER/NAME`, a directory, or `package:NAME`."""
     source = model.source
     if source.hub is not None:
-        return source.hub.id
+        return f"hub:{source.hub.id}"
     return source.path or f"package:{source.package}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated
 
@@ -12,6 +13,8 @@ from outrider_serving.settings import Contract
 
 MAX_MESSAGE = 1024
 """Longest message of a condition that the operator writes; the schema allows what Kubernetes does."""
+
+MAX_REASON = 1024
 
 Text = Annotated[str, StringConstraints(max_length=256)]
 
@@ -44,7 +47,9 @@ class Condition(Contract):
     status: ConditionStatus = Field(description="Whether the condition holds.")
     reason: Annotated[
         str,
-        StringConstraints(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"),
+        StringConstraints(
+            min_length=1, max_length=MAX_REASON, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
+        ),
     ] = Field(description="The cause in one word, for programs.")
     message: Annotated[str, StringConstraints(max_length=32_768)] = Field(
         description="The cause, for people."
@@ -53,6 +58,12 @@ class Condition(Contract):
     last_transition_time: Annotated[str, StringConstraints(max_length=64)] = Field(
         description="When the status last changed.", json_schema_extra={"format": "date-time"}
     )
+
+
+def reason_word(text: str, fallback: str) -> str:
+    """A reason as a condition may carry it, from one that a kubelet or a controller made up."""
+    word = re.sub(r"[^A-Za-z0-9_,:]+", "_", text[:MAX_REASON])
+    return re.sub(r"^[^A-Za-z]+|[,:]+$", "", word) or fallback
 
 
 class SettingsStatus(Contract):
@@ -92,7 +103,10 @@ class SpeculativeModelStatus(Contract):
         default=None, description="The pods' settings, and which of them are in force."
     )
     model: ModelStatus | None = Field(default=None, description="The model, as the pods resolved it.")
-    proposer: Text | None = Field(default=None, description="Proposer that serving pods have in force.")
+    proposer: Text | None = Field(
+        default=None,
+        description="Proposer that serving pods have in force; the wanted one while nothing serves.",
+    )
     accepted: Text | None = Field(default=None, description="Share of proposed tokens that were kept.")
     attainment: Text | None = Field(default=None, description="Share of requests that met their objective.")
     rollout: Text | None = Field(default=None, description="Phase of the running rollout.")

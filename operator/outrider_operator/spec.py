@@ -13,6 +13,8 @@ from typing import Annotated, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from outrider_operator.podspec import (
+    REQUEST_WITHIN_LIMIT,
+    RESERVED_MOUNT_PATTERN,
     RESERVED_MOUNTS,
     AbsolutePath,
     EnvVar,
@@ -73,7 +75,8 @@ class ModelSource(Contract):
 
     hub: HubSource | None = Field(default=None, description="A model of the hub, fetched by the pod.")
     path: AbsolutePath | None = Field(
-        default=None, description="A directory on one of engine.volumes, as the container sees it."
+        default=None,
+        description="A directory on one of engine.volumes, as the container sees it, without `.` and `..`.",
     )
     package: PackageName | None = Field(
         default=None, description="A Python package of the image that carries the weights."
@@ -140,7 +143,9 @@ class Engine(Contract):
         json_schema_extra=keyed("name"),
     )
     resources: Resources = Field(
-        default=Resources(), description="Compute resources of the container; a GPU is a limit."
+        default=Resources(),
+        description="Compute resources of the container; a GPU is a limit.",
+        json_schema_extra=cel(REQUEST_WITHIN_LIMIT),
     )
     node_selector: dict[Annotated[str, StringConstraints(max_length=316)], LabelValue] | None = Field(
         default=None, max_length=16, description="Labels a node must have."
@@ -178,8 +183,9 @@ class Engine(Contract):
                 "each volume needs a mountPath of its own",
             ),
             (
-                f"self.all(v, !v.mountPath.matches('^/({'|'.join(m[1:] for m in RESERVED_MOUNTS)})(/.*)?$'))",
-                f"mountPath must not lie in a directory of the system: {', '.join(RESERVED_MOUNTS)}",
+                f"self.all(v, !v.mountPath.matches('{RESERVED_MOUNT_PATTERN}'))",
+                "mountPath must not lie in, or hide, a directory of the system: "
+                + ", ".join(RESERVED_MOUNTS),
             ),
         ),
     )
@@ -226,7 +232,6 @@ class SpeculativeModelSpec(Contract):
         description="What proposes tokens for the target to verify. A change reaches running pods.",
         json_schema_extra=cel(
             ("self.minDepth <= self.maxDepth", "minDepth must not exceed maxDepth"),
-            ("!has(self.ngram) || self.method == 'ngram'", "ngram is for method ngram"),
             (
                 "!has(self.ngram) || self.ngram.minMatch <= self.ngram.maxMatch",
                 "ngram.minMatch must not exceed ngram.maxMatch",

@@ -14,6 +14,7 @@ from outrider_operator.observation import (
     Object,
     Observation,
     available_replicas,
+    has_ended,
     is_complete,
     is_ready,
 )
@@ -26,6 +27,7 @@ from outrider_operator.report import (
     ModelStatus,
     SettingsStatus,
     SpeculativeModelStatus,
+    reason_word,
 )
 from outrider_operator.trouble import Trouble, deployment_trouble, pod_trouble
 from outrider_serving.settings import ModelState, PodState
@@ -59,6 +61,11 @@ class View:
     def wanted(self) -> int:
         """Pods that are asked for."""
         return self.plan.spec.replicas if self.plan.spec else 0
+
+    @property
+    def serving(self) -> int:
+        """Pods that serve, of any pod hash."""
+        return sum(available_replicas(deployment) for deployment in self.deployments)
 
     @property
     def ready(self) -> int:
@@ -105,7 +112,7 @@ def _view(seen: Observation, plan: Plan, errors: Sequence[str]) -> View:
     deployments = tuple(seen.deployments())
     name = names.deployment_name(seen.resource["metadata"]["name"], plan.pod_hash)
     current = next((d for d in deployments if d["metadata"]["name"] == name), None)
-    pods = seen.pods_of(plan.pod_hash)
+    pods = _present(seen.pods_of(plan.pod_hash), complete=current is not None and is_complete(current))
     ready = [pod["metadata"]["name"] for pod in pods if is_ready(pod)]
     states = {name: report.state for name in ready if (report := seen.reports.get(name)) and report.state}
     return View(
@@ -122,12 +129,22 @@ def _view(seen: Observation, plan: Plan, errors: Sequence[str]) -> View:
     )
 
 
+def _present(pods: Sequence[Object], *, complete: bool) -> tuple[Object, ...]:
+    """The pods to speak of: those that ended come last, and not at all once others stand in for them."""
+    going = [pod for pod in pods if not has_ended(pod)]
+    ended = [] if complete else [pod for pod in pods if has_ended(pod)]
+    return (*going, *ended)
+
+
 def _reported(seen: Observation, ready: Sequence[str], states: Collection[PodState]) -> int | None:
-    """The lowest generation that ready pods report; while none of them answers, what they said last."""
-    if states or not ready:
-        return min((state.generation for state in states), default=None)
-    last = seen.status.get("settings", {}).get("reportedGeneration")
-    return None if last is None else int(last)
+    """The lowest generation of the ready pods; a silent one may still have what was reported last."""
+    generations = [state.generation for state in states]
+    if len(states) < len(ready):
+        last = seen.status.get("settings", {}).get("reportedGeneration")
+        if last is None:
+            return None
+        generations.append(int(last))
+    return min(generations, default=None)
 
 
 def _first(errors: Mapping[str, str | None]) -> str | None:
@@ -143,9 +160,8 @@ def _trouble(seen: Observation, current: Object | None, pods: Sequence[Object]) 
 
 
 def _available(view: View) -> Finding:
-    serving = sum(available_replicas(deployment) for deployment in view.deployments)
-    if serving:
-        return Finding(True, "Serving", f"{_pods(serving)} available")
+    if view.serving:
+        return Finding(True, "Serving", f"{_pods(view.serving)} available")
     if view.plan.spec is not None and view.wanted == 0:
         return Finding(False, "ScaledToZero", "replicas is 0")
     return Finding(False, "NoPods", "no pod is available")
@@ -154,7 +170,9 @@ def _available(view: View) -> Finding:
 def _progressing(view: View) -> Finding:
     plan = view.plan
     if plan.spec is None:
-        return Finding(False, "InvalidSpec", "waiting for a valid spec")
+        return Finding(
+            False, "InvalidSpec", "waiting for a valid spec; until then nothing is changed or brought back"
+        )
     if plan.conflicts:
         return Finding(False, "NameConflict", "waiting for the names of its children")
     if view.errors:
@@ -221,7 +239,7 @@ def _dated(seen: Observation, kind: ConditionType, finding: Finding) -> Conditio
     return Condition(
         type=kind,
         status=status,
-        reason=finding.reason,
+        reason=reason_word(finding.reason, fallback="PodFailed"),
         message=message,
         observed_generation=seen.generation,
         last_transition_time=moment,
@@ -229,9 +247,12 @@ def _dated(seen: Observation, kind: ConditionType, finding: Finding) -> Conditio
 
 
 def _settings(view: View) -> SettingsStatus | None:
-    """Never lower than what was written before: the generation must not be used twice."""
+    """Those that the ConfigMap holds; until it holds the wanted ones, those of before.
+
+    So the generation is never lower than one that was used, and what cannot be written is not counted on.
+    """
     settings = view.plan.settings
-    if settings is None:
+    if settings is None or not view.plan.settings_written:
         old = view.seen.status.get("settings")
         return SettingsStatus.model_validate(old) if old else None
     return SettingsStatus(
@@ -260,9 +281,11 @@ def _model_status(model: ModelState) -> ModelStatus:
 
 
 def _proposer(view: View) -> str | None:
-    """The wanted method once pods report it in force; until then, what was in force."""
+    """The wanted method once pods report it in force, or while none serves; else what was in force."""
     settings = view.plan.settings
-    if settings is not None and view.reported is not None and view.reported >= settings.generation:
+    if settings is not None and (
+        not view.serving or (view.reported is not None and view.reported >= settings.generation)
+    ):
         return str(settings.proposer.method)
     old = view.seen.status.get("proposer")
     return None if old is None else str(old)

@@ -170,14 +170,14 @@ class ModelState(Report):
         description="Commit of the hub, or for a path or package a digest of config, tokenizer and weights."
     )
     dtype: str = Field(description="Weights' dtype in memory.")
-    context_length: int = Field(description="Most tokens of prompt and output together.")
+    context_length: int = Field(ge=0, description="Most tokens of prompt and output together.")
 
 
 class PodState(Report):
     """What a pod answers to GET /admin/state."""
 
     ready: bool = Field(description="True once a token was generated and until the pod drains.")
-    generation: int = Field(description="Generation of the settings in force.")
+    generation: int = Field(ge=0, description="Generation of the settings in force.")
     in_force: str = Field(description="Name of the arm in force.")
     settings_error: str | None = Field(
         default=None, description="Why the newest settings file was refused; the earlier one stays in force."

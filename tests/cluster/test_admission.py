@@ -85,10 +85,6 @@ REFUSED: dict[str, tuple[Object, str]] = {
     "depth below the default minimum": ({"proposer": {"minDepth": 9}}, "minDepth must not exceed maxDepth"),
     "a depth of 65": ({"proposer": {"maxDepth": 65}}, "less than or equal to 64"),
     "unknown method": ({"proposer": {"method": "magic"}}, 'supported values: "none", "ngram"'),
-    "settings of another method": (
-        {"proposer": {"method": "none", "ngram": {}}},
-        "ngram is for method ngram",
-    ),
     "contradictory matches": (
         {"proposer": {"ngram": {"minMatch": 5}}},
         "ngram.minMatch must not exceed ngram.maxMatch",
@@ -99,12 +95,44 @@ REFUSED: dict[str, tuple[Object, str]] = {
     ),
     "two GPUs of another make": (
         {"engine": {"resources": {"requests": {"amd.com/gpu": "2"}}}},
-        "at most one GPU a pod: a model split over several GPUs is not supported",
+        "written as 0 or 1: a model split over several GPUs is not supported",
+    ),
+    "shares of two GPUs": (
+        {"engine": {"resources": {"limits": {"nvidia.com/gpu.shared": 2}}}},
+        "at most one GPU a pod, written as 0 or 1",
+    ),
+    "two GPUs by their domain": (
+        {"engine": {"resources": {"limits": {"gpu.intel.com/i915": "2"}}}},
+        "at most one GPU a pod, written as 0 or 1",
+    ),
+    "a thousandth of a GPU": (
+        {"engine": {"resources": {"limits": {"nvidia.com/gpu": "1m"}}}},
+        "at most one GPU a pod, written as 0 or 1",
+    ),
+    "less than nothing": (
+        {"engine": {"resources": {"requests": {"cpu": -1}}}},
+        "spec.engine.resources.requests: Invalid value: an amount must not be negative",
+    ),
+    "more than the limit": (
+        {"engine": {"resources": {"requests": {"cpu": "1500m"}, "limits": {"cpu": 1}}}},
+        "a request must not exceed its limit",
     ),
     "not a quantity": ({"engine": {"resources": {"limits": {"memory": "8 GB"}}}}, "limits.memory"),
     "a volume on the system": (
         {"engine": {"volumes": [{**VOLUME, "mountPath": "/etc/ssl"}]}},
-        "mountPath must not lie in a directory of the system",
+        "mountPath must not lie in, or hide, a directory of the system",
+    ),
+    "a volume over the program": (
+        {"engine": {"volumes": [{**VOLUME, "mountPath": "/opt"}]}},
+        "mountPath must not lie in, or hide, a directory of the system",
+    ),
+    "a volume on the system by a detour": (
+        {"engine": {"volumes": [{**VOLUME, "mountPath": "/x/../etc"}]}},
+        "spec.engine.volumes[0].mountPath in body should match",
+    ),
+    "a volume of a long name": (
+        {"engine": {"volumes": [{**VOLUME, "name": "v" * 51}]}},
+        "spec.engine.volumes[0].name: Too long: may not be more than 50",
     ),
     "two volumes at one path": (
         {"engine": {"volumes": [VOLUME, {**VOLUME, "name": "w"}]}},
@@ -180,6 +208,12 @@ def test_defaults_are_filled_in(api: LocalCluster) -> None:
     assert spec["model"]["dtype"] == "auto"
 
 
+def test_a_request_within_its_limit_is_accepted(api: LocalCluster) -> None:
+    amounts = {"limits": {"cpu": 2, "memory": "1Gi", "nvidia.com/gpu": "1"}, "requests": {"cpu": "1999m"}}
+    spec = dry_run(api, model({"engine": {"resources": amounts}}))["spec"]
+    assert spec["engine"]["resources"] == amounts
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_examples_are_accepted(api: LocalCluster, example: Path) -> None:
     documents = [document for document in yaml.safe_load_all(example.read_text()) if document]
@@ -202,3 +236,24 @@ def test_the_chart_for_some_namespaces_asks_for_no_cluster_wide_right(api: Local
     assert "created" in api.kubectl(
         "create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(listed)
     )
+
+
+def rendered_chart(api: LocalCluster, *flags: str) -> list[Object]:
+    chart = str(REPOSITORY / "charts" / "outrider")
+    text = api.helm("template", "123", chart, "--namespace=456", "--kube-version=1.36.0", *flags)
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+@pytest.mark.parametrize("flags", [(), ("--set-string=watchNamespaces={789}",)])
+def test_the_chart_takes_names_that_look_like_numbers(api: LocalCluster, flags: tuple[str, ...]) -> None:
+    for document in rendered_chart(api, *flags):
+        metadata = document["metadata"]
+        names = [metadata["name"], metadata.get("namespace", ""), *metadata["labels"].values()]
+        names += [subject["namespace"] for subject in document.get("subjects", ())]
+        assert {type(name) for name in names} == {str}, document["kind"]
+
+
+@pytest.mark.parametrize("part", ["operator", "serving", "crds", "serving.imagePullPolicy"])
+def test_the_chart_says_which_value_is_missing(api: LocalCluster, part: str) -> None:
+    with pytest.raises(ProblemError, match=f"missing property '{part.rpartition('.')[2]}'"):
+        rendered_chart(api, f"--set={part}=null")

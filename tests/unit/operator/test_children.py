@@ -129,7 +129,7 @@ def test_grace_leaves_time_to_drain() -> None:
 @pytest.mark.parametrize(
     ("source", "argument"),
     [
-        ({"hub": {"id": "org/name"}}, "org/name"),
+        ({"hub": {"id": "org/name"}}, "hub:org/name"),
         ({"path": "/models/x"}, "/models/x"),
         ({"package": "weights"}, "package:weights"),
     ],

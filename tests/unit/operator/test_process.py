@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 
 import kopf
 import pytest
 
-from outrider_operator.__main__ import config_of, parse
+from outrider_operator.__main__ import config_of, configure_logs, parse
 from outrider_operator.handlers import configure_kopf, registry
 
 
@@ -40,6 +41,33 @@ def test_bad_flags(arguments: list[str], message: str, capsys: pytest.CaptureFix
         parse(arguments)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_environment_is_checked_like_flags(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OUTRIDER_LOG_FORMAT", "xml")
+    with pytest.raises(SystemExit) as caught:
+        parse(["--serving-image=a"])
+    assert caught.value.code == 2
+    assert "--log-format: invalid choice: 'xml'" in capsys.readouterr().err
+    monkeypatch.setenv("OUTRIDER_LOG_FORMAT", "json")
+    assert parse(["--serving-image=a", "--log-format=text"]).log_format == "text"
+
+
+def test_probes_are_not_logged() -> None:
+    configure_logs("text")
+    assert not logging.getLogger("aiohttp.access").isEnabledFor(logging.INFO)
+    assert logging.getLogger("outrider_operator").isEnabledFor(logging.INFO)
+
+
+async def test_a_child_wakes_the_model_that_its_label_names() -> None:
+    woken: list[tuple[str, str]] = []
+    handlers = registry(lambda namespace, name: woken.append((namespace, name)))._watching.get_all_handlers()
+    (of_pods,) = [handler for handler in handlers if str(handler.id) == "pods_event"]
+    for model in ("m", ""):
+        await of_pods.fn(namespace="ns", labels={"outrider.dev/model": model})  # type: ignore[call-arg]
+    assert woken == [("ns", "m")]
 
 
 def test_kopf_leaves_no_trace_on_resources() -> None:

@@ -28,17 +28,33 @@ REFUSED: list[tuple[str, object, str]] = [
     ("replicas", -1, "greater than or equal to 0"),
     ("proposer", {"minDepth": 5, "maxDepth": 2}, "minDepth (5) must not exceed maxDepth (2)"),
     ("proposer", {"maxDepth": 65}, "less than or equal to 64"),
-    ("proposer", {"method": "none", "ngram": {}}, "ngram is for method ngram"),
     ("proposer", {"ngram": {"minMatch": 5, "maxMatch": 2}}, "minMatch (5) must not exceed maxMatch (2)"),
     ("workloads", [{"name": "other"}], "reserved"),
     ("workloads", [{"name": "a"}, {"name": "a"}], "distinct names"),
     ("workloads", [{"name": "a"}] * 65, "at most 64 items"),
     ("objective", {"ttftMilliseconds": 0, "tpotMilliseconds": 1}, "greater than or equal to 1"),
     ("api.port", 65_536, "less than or equal to 65535"),
-    ("engine.resources", {"limits": {"nvidia.com/gpu": 2}}, "nvidia.com/gpu: at most one GPU a pod, but 2"),
-    ("engine.resources", {"requests": {"amd.com/gpu": "4"}}, "amd.com/gpu: at most one GPU a pod, but 4"),
+    ("engine.resources", {"limits": {"nvidia.com/gpu": 2}}, "nvidia.com/gpu: at most one GPU a pod"),
+    ("engine.resources", {"requests": {"amd.com/gpu": "4"}}, "amd.com/gpu: at most one GPU a pod"),
+    ("engine.resources", {"limits": {"nvidia.com/gpu.shared": 2}}, "written as 0 or 1, but it is 2"),
+    ("engine.resources", {"limits": {"gpu.intel.com/i915": 2}}, "gpu.intel.com/i915: at most one GPU a pod"),
+    ("engine.resources", {"limits": {"nvidia.com/gpu": "1000m"}}, "written as 0 or 1, but it is 1000m"),
+    ("engine.resources", {"limits": {"cpu": -1}}, "should match pattern"),
+    (
+        "engine.resources",
+        {"requests": {"cpu": "1500m"}, "limits": {"cpu": 1}},
+        "cpu: the request 1500m exceeds the limit 1",
+    ),
     ("engine.resources", {"limits": {"memory": "8 GB"}}, "should match pattern"),
     ("engine.volumes", [VOLUME | {"mountPath": "/etc/models"}], "a directory of the system"),
+    ("engine.volumes", [VOLUME | {"mountPath": "/opt/outrider/app"}], "a directory of the system"),
+    ("engine.volumes", [VOLUME | {"mountPath": "/opt"}], "hides, a directory of the system"),
+    ("engine.volumes", [VOLUME | {"mountPath": "/var"}], "a directory of the system"),
+    ("engine.volumes", [VOLUME | {"mountPath": "/x/../etc"}], "should match pattern"),
+    ("engine.volumes", [VOLUME | {"mountPath": "/.."}], "should match pattern"),
+    ("engine.volumes", [VOLUME | {"mountPath": "/x/."}], "should match pattern"),
+    ("engine.volumes", [VOLUME | {"name": "v" * 51}], "at most 50 characters"),
+    ("model.source", {"path": "/models/../etc"}, "should match pattern"),
     ("engine.volumes", [VOLUME, VOLUME | {"name": "w"}], "mountPaths must be distinct"),
     ("engine.volumes", [VOLUME, VOLUME | {"mountPath": "/w"}], "volume names must be distinct"),
     ("engine.env", [{"name": "A"}, {"name": "A"}], "env names must be distinct"),
@@ -74,6 +90,21 @@ def test_defaults() -> None:
     spec = SpeculativeModelSpec.model_validate(MINIMAL)
     assert (spec.replicas, spec.api.port, spec.model.dtype) == (1, 8000, "auto")
     assert (spec.proposer.method, spec.proposer.max_depth) == ("ngram", 8)
+
+
+@pytest.mark.parametrize(
+    "path", ["/opt/models", "/.cache", "/..x", "/a..b/...", "/variants", "/models.d/v1.0"]
+)
+def test_a_path_with_dots_or_beside_the_system_is_accepted(path: str) -> None:
+    spec = changed(MINIMAL, "engine.volumes", [VOLUME | {"name": "v" * 50, "mountPath": path}])
+    assert SpeculativeModelSpec.model_validate(spec).engine.volumes
+
+
+def test_settings_of_a_method_may_wait_for_it() -> None:
+    spec = changed(MINIMAL, "proposer", {"method": "none", "ngram": {"maxMatch": 3}})
+    ngram = SpeculativeModelSpec.model_validate(spec).proposer.ngram
+    assert ngram is not None
+    assert ngram.max_match == 3
 
 
 def test_a_path_on_a_volume_is_accepted() -> None:

@@ -45,6 +45,10 @@ def summary(status: Object, kind: str = "Ready") -> tuple[str, str]:
     return found["status"], found["reason"]
 
 
+def deployments(spec: Object) -> dict[tuple[str, str], Object]:
+    return {key: child for key, child in live_children(spec).items() if key[0] == "Deployment"}
+
+
 def with_status(seen: Observation, status: Object) -> Observation:
     return replace(seen, resource=seen.resource | {"status": status})
 
@@ -155,6 +159,37 @@ def test_ready_carries_the_containers_reason(pod_status: Object, reason: str, me
     assert message in found["message"]
 
 
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [
+        ("OutOfephemeral-storage", "OutOfephemeral_storage"),
+        ("OutOfnvidia.com/gpu", "OutOfnvidia_com_gpu"),
+        ("-Odd:", "Odd"),
+        ("x" * 2000, "x" * 1024),
+        ("…", "PodFailed"),
+        ("", "PodFailed"),
+    ],
+)
+def test_any_reason_fits_into_a_condition(reason: str, word: str) -> None:
+    assert summary(status_of(starting(phase="Failed", reason=reason))) == ("False", word)
+
+
+EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "low on disk"}
+
+
+@pytest.mark.parametrize("ended", [EVICTED, {"phase": "Succeeded"}])
+def test_a_pod_that_ended_does_not_count_once_another_stands_in_for_it(ended: Object) -> None:
+    seen = serving()
+    gone = pod("a0", ready=False, **ended)
+    assert status_of(replace(seen, pods=(gone, *seen.pods))) == status_of(seen)
+
+
+def test_what_keeps_the_replacement_is_nearer_than_what_ended_the_first() -> None:
+    seen = starting(containerStatuses=LOOP)
+    gone = pod("a0", ready=False, **EVICTED)
+    assert summary(status_of(replace(seen, pods=(gone, *seen.pods)))) == ("False", "CrashLoopBackOff")
+
+
 def test_a_crash_loop_does_not_swing_with_its_restarts() -> None:
     assert status_of(starting(containerStatuses=LOOP)) == status_of(starting(containerStatuses=RUNS_AGAIN))
 
@@ -221,6 +256,14 @@ def test_scaled_to_zero_is_settled() -> None:
     assert is_settled(status)
 
 
+def test_while_nothing_serves_the_wanted_proposer_is_shown() -> None:
+    none = changed(MINIMAL, "replicas", 0)
+    before = status_of(serving(none))
+    assert before["proposer"] == "ngram"
+    after = status_of(serving(changed(none, "proposer.method", "none"), status=before))
+    assert after["proposer"] == "none"
+
+
 class TestSettings:
     NEW = changed(MINIMAL, "proposer.method", "none")
 
@@ -269,6 +312,35 @@ class TestSettings:
         silent = self.seen(p0=PodReport(error="its admin port does not answer: ReadTimeout"))
         assert status_of(with_status(silent, before)) == before
 
+    def test_a_silent_pod_beside_one_that_answers_has_what_it_had(self) -> None:
+        two = changed(self.NEW, "replicas", 2)
+        before = status_of(serving(changed(MINIMAL, "replicas", 2)))
+        both = replace(serving(two), children=dict(self.seen().children) | deployments(two))
+        for silent in ({}, {"p1": PodReport(error="its admin port does not answer: ReadTimeout")}):
+            seen = replace(both, reports={"p0": report(2), **silent})
+            status = status_of(with_status(seen, before))
+            assert summary(status) == ("False", "SettingsPending")
+            assert (status["settings"]["reportedGeneration"], status["proposer"]) == (1, "ngram")
+            assert summary(status_of(seen)) == ("False", "SettingsUnknown")
+        assert summary(status_of(replace(both, reports={"p0": report(2), "p1": report(2)})))[0] == "True"
+
+    @pytest.mark.parametrize("before", [{}, {"settings": {"generation": 6, "inForce": "stable"}}])
+    @pytest.mark.parametrize("foreign", ["ServiceAccount", "ConfigMap", None])
+    def test_a_generation_that_cannot_be_written_is_not_published(
+        self, before: Object, foreign: str | None
+    ) -> None:
+        theirs = live_children(generation=7).get((foreign or "", "m"))
+        if theirs:
+            theirs["metadata"]["ownerReferences"] = []
+        seen = Observation(
+            resource=resource(status=before), now=NOW, children={(foreign, "m"): theirs} if theirs else {}
+        )
+        errors = () if foreign else ("ConfigMap m: exceeded quota",)
+        first = status_of(seen, errors)
+        assert summary(first) == ("False", "NameConflict" if foreign else "ApplyFailed")
+        assert first.get("settings") == before.get("settings")
+        assert status_of(with_status(seen, first), errors) == first  # so that no write wakes the next
+
 
 def test_an_invalid_spec_names_the_field_and_what_was_good_serves_on() -> None:
     before = status_of(serving())
@@ -278,6 +350,7 @@ def test_an_invalid_spec_names_the_field_and_what_was_good_serves_on() -> None:
     assert summary(status) == ("False", "InvalidSpec")
     assert "spec.proposer: minDepth (4) must not exceed" in condition(status, "Ready")["message"]
     assert summary(status, "Available") == ("True", "Serving")
+    assert "nothing is changed or brought back" in condition(status, "Progressing")["message"]
     assert status["settings"] == before["settings"]
     assert is_settled(status)
 
