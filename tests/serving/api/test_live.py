@@ -27,9 +27,9 @@ def replace(file: Path, text: str) -> None:
     fresh.replace(file)
 
 
-def ask(server: ServerProcess, key: str = KEY, **options: Any) -> None:
+def ask(server: ServerProcess, key: str = KEY, prompt: str = "a b c", **options: Any) -> None:
     server.client(key).completions.create(
-        model="tiny", prompt="a b c", max_tokens=4, extra_body={"ignore_eos": True}, **options
+        model="tiny", prompt=prompt, max_tokens=4, extra_body={"ignore_eos": True}, **options
     )
 
 
@@ -135,12 +135,12 @@ def test_objectives_are_counted_by_workload(server: ServerProcess) -> None:
 
     before = [count(workload=name) for name in ("easy", "hard", "other")]
     ask(server, **header("easy"))
-    ask(server, **header("hard"))
+    ask(server, prompt="a b c " * 1000, **header("hard"))
     ask(server, **header("undeclared"))
     assert [count(workload=name) for name in ("easy", "hard", "other")] == [n + 1 for n in before]
     assert count(workload="easy", objective="missed") == 0
     assert count(workload="easy", objective="met") >= 1
-    # No engine makes a token of this model on this path in a millisecond.
+    # No machine reads that prompt within a millisecond.
     assert count(workload="hard", objective="met") == 0
     assert count(workload="hard", objective="missed") >= 1
     assert count(workload="other") == count(workload="other", objective="none")
