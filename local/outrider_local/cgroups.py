@@ -1,7 +1,8 @@
 """Cgroups for a node, on machines with cgroup v1, v2 or both.
 
-The node gets cgroups of its own, named after it, and a cgroup namespace whose root they are; kubelet and runc
-then work below them as if the machine were theirs. The machine's own mounts and cgroups stay as they are.
+The node gets cgroups of its own, whose name no other node has, and a cgroup namespace whose root they are;
+kubelet and runc then work below them as if the machine were theirs. The machine's own mounts and cgroups stay
+as they are.
 
 The planning half is pure: it reads the texts of ``/proc/self/mountinfo`` and ``/proc/self/cgroup`` and, for
 v2, a few files below the mount through a function that is passed in.
@@ -17,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from outrider_local.processes import Identity, identify
 from outrider_local.report import ProblemError
 
 ROOT = "/sys/fs/cgroup"
@@ -223,6 +225,32 @@ def settle(plan: Plan) -> None:
         leaf.mkdir(exist_ok=True)
         (leaf / "cgroup.procs").write_text(str(os.getpid()))
         _hand_down(root, plan.controllers)
+
+
+def find(name: str, mountinfo: str) -> list[str]:
+    """The cgroups of a name, wherever they lie: on v1 they are below those of whoever made them."""
+    points = {mount.point for mount in parse_mountinfo(mountinfo) if mount.kind in ("cgroup", "cgroup2")}
+    found = []
+    for point in sorted(points):
+        for folder, children, _ in os.walk(point):
+            if name in children:
+                found.append(f"{folder}/{name}")
+                children.remove(name)
+    return found
+
+
+def find_here(name: str) -> list[str]:
+    """The cgroups of a name on this machine."""
+    return find(name, Path("/proc/self/mountinfo").read_text())
+
+
+def members(directories: Iterable[str]) -> list[Identity]:
+    """The processes in cgroups and in all below them."""
+    pids = set()
+    for directory in directories:
+        for folder, _, _ in os.walk(directory):
+            pids |= {int(pid) for pid in (read_file(f"{folder}/cgroup.procs") or "").split()}
+    return [identity for pid in sorted(pids) if (identity := identify(pid))]
 
 
 def remove(directories: Iterable[str], seconds: float = 5) -> list[str]:

@@ -1,6 +1,8 @@
 """Forwards loopback ports of the machine into the node's network; run as a process of its own.
 
-``python3 -m outrider_local.forwarder DESCRIPTOR PID LISTEN:ADDRESS:PORT ...``
+``python3 -m outrider_local.forwarder DESCRIPTOR RECORD PID LISTEN:ADDRESS:PORT ...``
+
+RECORD does nothing here: whoever has lost what the record said finds the process by it.
 
 One thread enters the network namespace of process PID and makes every outgoing socket there (a socket stays
 in the namespace it was made in); the event loop, outside, listens on 127.0.0.1 and pipes the bytes.
@@ -141,9 +143,9 @@ def _drop_privileges() -> None:
 def main(arguments: list[str]) -> None:
     """Forward until killed."""
     ready = socket.socket(fileno=int(arguments[0]))
-    routes = [Route.parse(text) for text in arguments[2:]]
+    routes = [Route.parse(text) for text in arguments[3:]]
     try:
-        maker = SocketMaker(int(arguments[1]))
+        maker = SocketMaker(int(arguments[2]))
         _drop_privileges()
         asyncio.run(_serve(maker, routes, ready))
     except OSError as error:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from outrider_local import addresses, node, ociimage, privileges, pyruntime
 from outrider_local.environment import LOCK
 from outrider_local.ociimage import Configuration, Entry, Image, Layer
+from outrider_local.processes import write_json
 from outrider_local.report import Stopwatch, detail
 from outrider_local.settings import Settings
 
@@ -27,6 +31,9 @@ PACKAGES = (Path("operator/outrider_operator"), Path("serving/outrider_serving")
 _PROGRAMS = {"operator": "outrider_operator", "serving": "outrider_serving"}
 #: For people in `kubectl exec`: the names that the project's own environment has too.
 _COMMANDS = {"outrider": "outrider_serving", "outrider-operator": "outrider_operator"}
+
+#: A layer of Python that nobody has used for so many seconds is removed.
+_KEEP = 14 * 86400.0
 
 _PASSWD = "root:x:0:0:root:/root:/bin/sh\nnonroot:x:65532:65532:nonroot:/tmp:/bin/sh\n"
 _GROUP = "root:x:0:\nnonroot:x:65532:\n"
@@ -105,16 +112,34 @@ def _base_layer(settings: Settings) -> tuple[Layer, str]:
     folder.mkdir(parents=True, exist_ok=True)
     name = f"python-{_base_key(python)}"
     file, description = folder / f"{name}.tar", folder / f"{name}.json"
-    if file.exists() and description.exists():
-        known = json.loads(description.read_text())
-        return Layer(file, known["digest"], known["size"]), python.minor
+    kept = _kept_layer(file, description)
+    if kept is not None:
+        return kept, python.minor
     watch = Stopwatch()
-    for old in folder.glob("python-*"):
-        old.unlink()
+    _remove_unused(folder)
     layer = ociimage.write_layer(pyruntime.entries(python), file)
-    description.write_text(json.dumps({"digest": layer.digest, "size": layer.size}))
+    write_json(description, {"digest": layer.digest, "size": layer.size})
     detail(f"image layer of Python {python.minor} made in {watch} ({layer.size >> 20} MiB)")
     return layer, python.minor
+
+
+def _kept_layer(file: Path, description: Path) -> Layer | None:
+    """The layer that an earlier run has made, marked as used."""
+    try:
+        for path in (description, file):
+            os.utime(path)
+        known = json.loads(description.read_text())
+        return Layer(file, str(known["digest"]), int(known["size"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove layers that no checkout has used for long: others of this user may have another Python."""
+    for old in folder.glob("python-*"):
+        with suppress(FileNotFoundError):  # another run does the same
+            if time.time() - old.stat().st_mtime > _KEEP:
+                old.unlink()
 
 
 def _base_key(python: pyruntime.Interpreter) -> str:

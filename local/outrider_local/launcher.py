@@ -29,7 +29,6 @@ from outrider_local.report import ProblemError
 class Order:
     """What `node up` hands to the launcher."""
 
-    name: str
     state: str
     folders: dict[str, str]
     images: list[str]
@@ -45,7 +44,7 @@ def main(descriptor: int) -> None:
     with channel.makefile("r") as lines:
         order = Order(**json.loads(lines.readline()))
     try:
-        plan = cgroups.plan_here(order.name)
+        plan = cgroups.plan_here(Layout(Path(order.state)).cgroup)
         cgroups.make(plan)
         cgroups.enter(plan)
         namespaces.unshare(namespaces.NODE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,11 @@ class Layout:
     """Paths of one node. All but the kubeconfig belong to whoever runs the node (root)."""
 
     root: Path
+
+    @property
+    def cgroup(self) -> str:
+        """The name of the node's cgroups: no other state folder of this machine has the same."""
+        return f"{self.root.name}-{hashlib.sha256(str(self.root).encode()).hexdigest()[:8]}"
 
     @property
     def record(self) -> Path:

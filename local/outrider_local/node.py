@@ -11,10 +11,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TextIO
 
 from outrider_local import addresses, cgroups, configs, forward, pki
 from outrider_local.forwarder import Route
@@ -51,15 +52,26 @@ class Record:
             "ready": self.ready,
         }
 
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Record:
+        """The reverse of ``to_json``."""
+        launcher, init = (
+            Identity.from_json(value[key]) if value[key] else None for key in ("launcher", "init")
+        )
+        return Record(tuple(map(str, value["cgroups"])), launcher, init, bool(value["ready"]))
+
 
 def read_record(layout: Layout) -> Record | None:
-    """The record of the node, if one was ever started and not ended by `down`."""
+    """The record of the node, if one was ever started and not ended by `down`.
+
+    Of one that is spoilt the cgroups are known all the same, and through them the processes.
+    """
     try:
-        value = json.loads(layout.record.read_text())
+        return Record.from_json(json.loads(layout.record.read_text()))
     except FileNotFoundError:
         return None
-    launcher, init = (Identity.from_json(value[key]) if value[key] else None for key in ("launcher", "init"))
-    return Record(tuple(value["cgroups"]), launcher, init, bool(value["ready"]))
+    except (ValueError, TypeError, KeyError):
+        return Record(tuple(cgroups.find_here(layout.cgroup)))
 
 
 def running(settings: Settings) -> Record | None:
@@ -103,7 +115,7 @@ def _start(settings: Settings, layout: Layout) -> None:
     if built.missing:
         names = ", ".join(module.name for module in built.missing)
         raise ProblemError(f"not built yet: {names}", "run the build command first")
-    plan = cgroups.plan_here(settings.name)
+    plan = cgroups.plan_here(layout.cgroup)
     _load_modules()
     _own_folder(settings.state)
     layout.make()
@@ -125,7 +137,6 @@ def _start(settings: Settings, layout: Layout) -> None:
 
 def _launch(settings: Settings, layout: Layout, plan: cgroups.Plan, built: Programs) -> Identity:
     order = Order(
-        settings.name,
         str(layout.root),
         {name: str(folder) for name, folder in built.folders.items()},
         [str(layout.root / "pause.tar")],
@@ -204,9 +215,9 @@ def down(settings: Settings) -> bool:
     layout = Layout(settings.state)
     if not settings.state.exists():
         return False
-    with _locked(settings):
+    with _locked(settings) as lock:
         _end(layout)
-    _lock_path(settings).unlink(missing_ok=True)
+        lock.unlink()
     with suppress(OSError):  # other nodes may live there
         settings.state_home.rmdir()
     return True
@@ -224,6 +235,8 @@ def _end(layout: Layout, keep_logs: bool = False) -> None:
         if record.launcher is not None and not record.launcher.wait(20):
             record.launcher.signal(signal.SIGKILL)
             record.launcher.wait(5)
+        for process in cgroups.members(record.cgroups):
+            process.signal(signal.SIGKILL)
         left = cgroups.remove(record.cgroups)
         if left:
             raise ProblemError(f"these cgroups hold processes that do not end: {' '.join(left)}")
@@ -270,23 +283,31 @@ def _own_folder(folder: Path) -> None:
     """Make the state folder and those above it that are missing, for the user who called sudo."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
-        path.mkdir(mode=0o755)
+        path.mkdir(mode=0o755, exist_ok=True)
         give_to_caller(path)
 
 
-def _lock_path(settings: Settings) -> Path:
-    return settings.state_home / f".{settings.name}.lock"
-
-
 @contextmanager
-def _locked(settings: Settings) -> Iterator[None]:
-    """One `up` or `down` of a node at a time."""
-    _own_folder(settings.state_home)
-    with _lock_path(settings).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ProblemError(
-                f"another command is starting or ending the node {settings.name}", "wait for it"
-            ) from None
-        yield
+def _locked(settings: Settings) -> Iterator[Path]:
+    """One `up` or `down` of a node at a time; the lock file, which its holder may remove."""
+    path = settings.state_home / f".{settings.name}.lock"
+    while True:
+        _own_folder(settings.state_home)
+        with suppress(FileNotFoundError):  # a `down` has just removed the folder
+            lock = path.open("w")
+            if _is_locked(lock, path):
+                break
+            lock.close()
+    with lock:
+        yield path
+
+
+def _is_locked(lock: TextIO, path: Path) -> bool:
+    """Lock an open file; False when it is the lock no more, because its last holder has removed it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ProblemError(
+            f"another command is starting or ending the node {path.stem[1:]}", "wait for it"
+        ) from None
+    return path.exists() and os.path.samestat(os.fstat(lock.fileno()), path.stat())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from pathlib import Path
 
+#: The ports that may be asked for.
+FIRST, LAST = 1024, 65535
 _LISTEN = "0A"
 
 
@@ -18,6 +21,12 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def next_free(port: int, *without: int) -> int:
+    """The nearest free port above one, or below it at the end of the range."""
+    others = itertools.chain(range(port + 1, LAST + 1), range(port - 1, FIRST - 1, -1))
+    return next(other for other in others if other not in without and is_free(other))
 
 
 def free_port() -> int:

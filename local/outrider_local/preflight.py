@@ -10,7 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,6 +64,16 @@ class Disk:
 
 
 @dataclass(frozen=True)
+class Taken:
+    """A wanted port that others use, with a word on the holder (may be empty)."""
+
+    port: int
+    holder: str
+    #: One that is free.
+    instead: int
+
+
+@dataclass(frozen=True)
 class Machine:
     """Facts about this machine."""
 
@@ -79,14 +89,16 @@ class Machine:
     disks: tuple[Disk, ...]
     state_file_system: str
     cgroup_problem: ProblemError | None
-    #: Ports in use by others, each with a word on the holder (may be empty).
-    taken: Mapping[int, str]
+    #: Folders that the node would not see, by the variable that moves them (none for the checkout).
+    hidden: tuple[tuple[str, Path], ...]
+    taken: tuple[Taken, ...]
     node_runs: bool
 
 
 def gather(settings: Settings) -> Machine:
     """Look at the machine."""
     running = node.running(settings) is not None
+    mountinfo = Path("/proc/self/mountinfo").read_text()
     return Machine(
         system=platform.system(),
         architecture=platform.machine(),
@@ -98,9 +110,10 @@ def gather(settings: Settings) -> Machine:
         ensurepip=environment.has_ensurepip(),
         memory=_available_memory(),
         disks=_disks(settings),
-        state_file_system=file_system(settings.state, Path("/proc/self/mountinfo").read_text()),
+        state_file_system=file_system(settings.state, mountinfo),
         cgroup_problem=_cgroup_problem(settings),
-        taken={port: ports.holder(port) for port in _foreign_ports(settings)},
+        hidden=hidden_folders(settings, mountinfo),
+        taken=_taken(settings),
         node_runs=running,
     )
 
@@ -132,6 +145,7 @@ def check(machine: Machine, settings: Settings) -> list[ProblemError]:
                 "set XDG_STATE_HOME to a folder on a local file system such as ext4, xfs or btrfs",
             )
         )
+    problems += [_hidden_folder(variable, folder) for variable, folder in machine.hidden]
     problems += [_short_disk(disk) for disk in machine.disks if disk.free < disk.needed]
     if not machine.node_runs and machine.memory < MEMORY_NEEDED:
         free, needed = machine.memory / GIB, MEMORY_NEEDED / GIB
@@ -140,7 +154,7 @@ def check(machine: Machine, settings: Settings) -> list[ProblemError]:
                 f"{free:.1f} GiB of memory are free, {needed:.0f} GiB are needed", "end other programs"
             )
         )
-    problems += [_taken_port(port, holder, settings) for port, holder in machine.taken.items()]
+    problems += _taken_ports(machine.taken, settings)
     return problems
 
 
@@ -154,7 +168,7 @@ def run(settings: Settings, *, with_ports: bool = True) -> None:
     """Check everything, install missing packages; raise when something stands in the way."""
     machine = gather(settings)
     if not with_ports:
-        machine = replace(machine, taken={})
+        machine = replace(machine, taken=())
     problems = check(machine, settings)
     missing = packages(machine)
     if missing and not machine.apt:
@@ -198,8 +212,29 @@ def install(missing: Iterable[str]) -> None:
 
 def file_system(path: Path, mountinfo: str) -> str:
     """The type of the file system that holds a path, existing or not."""
+    mount = _mount(path, mountinfo)
+    return mount.kind if mount else ""
+
+
+def hidden_folders(settings: Settings, mountinfo: str) -> tuple[tuple[str, Path], ...]:
+    """The folders which the node reads but does not see.
+
+    It has /run, /proc and /sys of its own. Its /var is an overlay over the machine's, without what is mounted
+    further below.
+    """
+    hidden = []
+    for variable, folder in (("XDG_CACHE_HOME", settings.cache), ("", Path(os.path.realpath(settings.venv)))):
+        mount = _mount(folder, mountinfo)
+        below_var = mount and Path("/var") in Path(mount.point).parents
+        if below_var or any(folder.is_relative_to(own) for own in ("/run", "/proc", "/sys")):
+            hidden.append((variable, folder))
+    return tuple(hidden)
+
+
+def _mount(path: Path, mountinfo: str) -> cgroups.Mount | None:
+    """The mount that holds a path, existing or not."""
     mounts = [mount for mount in cgroups.parse_mountinfo(mountinfo) if path.is_relative_to(mount.point)]
-    return max(mounts, key=lambda mount: len(mount.point)).kind if mounts else ""
+    return max(mounts, key=lambda mount: len(mount.point), default=None)
 
 
 def needs(
@@ -253,17 +288,37 @@ def _short_disk(disk: Disk) -> ProblemError:
     )
 
 
-def _taken_port(port: int, holder: str, settings: Settings) -> ProblemError:
-    variable, use = (
-        ("OUTRIDER_PORT", "the model's API")
-        if port == settings.port
-        else ("OUTRIDER_API_PORT", "the Kubernetes API")
-    )
-    by = f" by {holder}" if holder else ""
+def _hidden_folder(variable: str, folder: Path) -> ProblemError:
+    what = f"the node reads {folder} but would not see it there: it has /run, /proc and /sys of its own, and"
     return ProblemError(
-        f"port {port} on 127.0.0.1, meant for {use}, is taken{by}",
-        f"choose another: make up {variable}={port + 1}",
+        f"{what} of /var nothing that is mounted below it",
+        f"set {variable} to another folder" if variable else "move the checkout to another folder",
     )
+
+
+def _taken_ports(taken: Iterable[Taken], settings: Settings) -> list[ProblemError]:
+    uses = {
+        settings.port: ("OUTRIDER_PORT", "the model's API"),
+        settings.api_port: ("OUTRIDER_API_PORT", "the Kubernetes API"),
+    }
+    # One command that corrects them all.
+    command = settings.command("up", {uses[one.port][0]: one.instead for one in taken})
+    return [
+        ProblemError(
+            f"port {one.port} on 127.0.0.1, meant for {uses[one.port][1]}, is taken"
+            + (f" by {one.holder}" if one.holder else ""),
+            f"choose another: {command}",
+        )
+        for one in taken
+    ]
+
+
+def _taken(settings: Settings) -> tuple[Taken, ...]:
+    found: list[Taken] = []
+    for port in _foreign_ports(settings):
+        used = (settings.port, settings.api_port, *(one.instead for one in found))
+        found.append(Taken(port, ports.holder(port), ports.next_free(port, *used)))
+    return tuple(found)
 
 
 def _foreign_ports(settings: Settings) -> list[int]:
@@ -285,7 +340,7 @@ def _available_memory() -> int:
 
 def _cgroup_problem(settings: Settings) -> ProblemError | None:
     try:
-        cgroups.plan_here(settings.name)
+        cgroups.plan_here(Layout(settings.state).cgroup)
     except ProblemError as problem:
         return problem
     return None

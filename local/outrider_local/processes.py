@@ -113,7 +113,10 @@ def start_background(
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a JSON file in one move, so that a crash leaves the old one or the new one."""
+    """Write a JSON file in one move, so that a crash or a power cut leaves the old or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=1) + "\n")
+    with temporary.open("w") as file:
+        file.write(json.dumps(value, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)

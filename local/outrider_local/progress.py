@@ -10,6 +10,8 @@ from outrider_local.cluster import Cluster, Object
 from outrider_local.report import ProblemError, Stopwatch, detail
 
 KIND = "speculativemodels.outrider.dev"
+#: On everything that the operator makes for a model.
+_LABEL = "outrider.dev/model"
 _PATIENCE = 420.0
 #: Container states that do not heal by waiting.
 _HOPELESS = {
@@ -41,7 +43,7 @@ def wait_until_ready(
     spoke = 0.0
     while True:
         model = cluster.get(KIND, name, namespace)
-        pods = pods_of(cluster.get("pods", namespace=namespace).get("items", []), name)
+        pods = living_pods(cluster, namespace, name)
         lines = [*condition_lines(model), *(pod_line(pod) for pod in pods)]
         for line in lines:
             if line not in seen:
@@ -95,13 +97,10 @@ def condition_lines(model: Object) -> list[str]:
     ]
 
 
-def pods_of(pods: Iterable[Object], name: str) -> list[Object]:
-    """The model's pods, by the name that its Deployments give them, less those that are going."""
-    return [
-        pod
-        for pod in pods
-        if pod["metadata"]["name"].startswith(f"{name}-") and "deletionTimestamp" not in pod["metadata"]
-    ]
+def living_pods(cluster: Cluster, namespace: str, name: str) -> list[Object]:
+    """The model's pods, less those that are going."""
+    pods = cluster.get("pods", namespace=namespace, selector=f"{_LABEL}={name}").get("items", [])
+    return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
 
 def pod_line(pod: Object) -> str:
@@ -130,10 +129,18 @@ def hopeless(pod: Object) -> str | None:
 
 
 def pod_report(cluster: Cluster, namespace: str, name: str = "") -> str:
-    """Pods, their last log lines and the latest events of a namespace, for an error message."""
-    pods = cluster.get("pods", namespace=namespace).get("items", [])
+    """Pods, their last log lines and the latest events, for an error message.
+
+    Of a model, or of the whole namespace.
+    """
+    if name:
+        pods = living_pods(cluster, namespace, name)
+        owners = cluster.get("deployments,replicasets", namespace=namespace, selector=f"{_LABEL}={name}")
+        own = {name, *(one["metadata"]["name"] for one in (*pods, *owners.get("items", [])))}
+    else:
+        pods, own = cluster.get("pods", namespace=namespace).get("items", []), set()
     lines = []
-    for pod in pods_of(pods, name) if name else pods:
+    for pod in pods:
         lines.append(pod_line(pod))
         lines += [f"  | {line}" for line in _last_words(cluster, pod).splitlines()]
     events = [
@@ -141,10 +148,8 @@ def pod_report(cluster: Cluster, namespace: str, name: str = "") -> str:
         for event in cluster.get("events", namespace=namespace).get("items", [])
         if event.get("type") == "Warning"
     ]
-    own = [
-        (about, event) for about, event in events if about == name or about.startswith(f"{name}-") or not name
-    ]
-    lines += [f"event {about}: {event.get('reason')}: {event.get('message')}" for about, event in own[-5:]]
+    told = [(about, event) for about, event in events if about in own or not name]
+    lines += [f"event {about}: {event.get('reason')}: {event.get('message')}" for about, event in told[-5:]]
     return "\n".join(lines) or f"(no pods in the namespace {namespace})"
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from outrider_local.cluster import Cluster
+from outrider_local.cluster import Cluster, Object
 from outrider_local.images import References
 from outrider_local.progress import pod_report
 from outrider_local.report import ProblemError, Stopwatch, detail
@@ -31,6 +31,7 @@ def install(settings: Settings, cluster: Cluster, images: References) -> bool:
     if (chart / "crds").is_dir():
         # helm installs these once and never again: bring changed definitions in ourselves.
         cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={chart / 'crds'}")
+    _clear_pending(cluster)
     sets = [f"--set-string={name}={value}" for name, value in values.items()]
     try:
         cluster.helm(
@@ -66,9 +67,32 @@ def digest(chart: Path, values: dict[str, str]) -> str:
     return total.hexdigest()
 
 
-def _deployed(cluster: Cluster) -> bool:
+def _clear_pending(cluster: Cluster) -> None:
+    """Undo what a helm has begun that was ended in the middle: no other would touch the release."""
+    history = _history(cluster)
+    status = history[-1]["status"] if history else ""
+    if not status.startswith("pending-") and status != "uninstalling":
+        return
+    good = [revision["revision"] for revision in history if revision["status"] == "deployed"]
+    if good and status != "uninstalling":
+        detail(f"release {NAME} was left {status}: going back to its revision {good[-1]}")
+        cluster.helm("rollback", NAME, str(good[-1]), f"--namespace={NAMESPACE}")
+    else:
+        detail(f"release {NAME} was left {status}: uninstalling it (the resources stay)")
+        cluster.helm("uninstall", NAME, f"--namespace={NAMESPACE}", "--wait", f"--timeout={_TIMEOUT}")
+
+
+def _history(cluster: Cluster) -> list[Object]:
+    """The release's revisions, the oldest first."""
     try:
-        status = json.loads(cluster.helm("status", NAME, f"--namespace={NAMESPACE}", "--output=json"))
+        history: list[Object] = json.loads(
+            cluster.helm("history", NAME, f"--namespace={NAMESPACE}", "--output=json")
+        )
     except ProblemError:
-        return False
-    return bool(status["info"]["status"] == "deployed")
+        return []  # there is no such release
+    return sorted(history, key=lambda revision: int(revision["revision"]))
+
+
+def _deployed(cluster: Cluster) -> bool:
+    history = _history(cluster)
+    return bool(history) and history[-1]["status"] == "deployed"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from outrider_local.ports import FIRST, LAST
 from outrider_local.report import EXIT_USAGE, ProblemError
 
 DEFAULT_NAME = "outrider"
@@ -37,6 +39,8 @@ class Settings:
     name: str = DEFAULT_NAME
     port: int = DEFAULT_PORT
     api_port: int = DEFAULT_API_PORT
+    #: The variables that were set, to be repeated where a command is suggested.
+    given: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def state(self) -> Path:
@@ -58,6 +62,14 @@ class Settings:
         """The folder that holds this package, for PYTHONPATH."""
         return self.checkout / "local"
 
+    def command(
+        self, targets: str, changes: Mapping[str, int] | None = None, knobs: Iterable[str] = KNOBS
+    ) -> str:
+        """A make command for this very node: ``changes``, and those of ``knobs`` that were given."""
+        given = {knob: self.given[knob] for knob in knobs if knob in self.given}
+        words = [f"{knob}={shlex.quote(str(value))}" for knob, value in {**given, **(changes or {})}.items()]
+        return " ".join(("make", targets, *words))
+
     def variables(self) -> dict[str, str]:
         """The environment variables that make another process arrive at the same settings."""
         return {
@@ -73,6 +85,7 @@ class Settings:
 def from_environment(environment: Mapping[str, str], name: str | None = None) -> Settings:
     """Settings from environment variables; ``name`` (a command line option) wins over OUTRIDER_NAME."""
     home = Path(environment.get("HOME") or Path.home())
+    given = {knob: environment[knob] for knob in KNOBS if environment.get(knob)}
     settings = Settings(
         checkout=Path(__file__).resolve().parents[2],
         cache=_folder(environment, "XDG_CACHE_HOME", home / ".cache") / "outrider",
@@ -80,6 +93,7 @@ def from_environment(environment: Mapping[str, str], name: str | None = None) ->
         name=_checked_name(name or environment.get("OUTRIDER_NAME") or DEFAULT_NAME),
         port=_port(environment, "OUTRIDER_PORT", DEFAULT_PORT),
         api_port=_port(environment, "OUTRIDER_API_PORT", DEFAULT_API_PORT),
+        given={**given, "OUTRIDER_NAME": name} if name else given,
     )
     if settings.port == settings.api_port:
         raise ProblemError(
@@ -126,6 +140,6 @@ def _checked_name(name: str) -> str:
 
 def _port(environment: Mapping[str, str], variable: str, default: int) -> int:
     text = environment.get(variable) or str(default)
-    if not text.isdecimal() or not 1024 <= int(text) <= 65535:
-        raise ProblemError(f"{variable} is {text!r}", "give a port from 1024 to 65535", EXIT_USAGE)
+    if not text.isdecimal() or not FIRST <= int(text) <= LAST:
+        raise ProblemError(f"{variable} is {text!r}", f"give a port from {FIRST} to {LAST}", EXIT_USAGE)
     return int(text)

@@ -58,7 +58,7 @@ def start_node(settings: Settings) -> None:
         if time.monotonic() > end:
             raise ProblemError(
                 f"the node runs, but its API server does not answer on port {settings.api_port}",
-                f"look into {settings.state}/log, or start anew: make down up",
+                f"look into {settings.state}/log, or start anew: {settings.command('down up')}",
             )
         time.sleep(0.5)
 
@@ -107,7 +107,7 @@ def what_next(settings: Settings, cluster: Cluster, name: str, url: str) -> str:
     model = _served_name(cluster, name)
     body = f'{{"model": "{model}", "prompt": "1, 2, 3, 1, 2, 3, 1,", "max_tokens": 32, "temperature": 0}}'
     proposer = '{"spec": {"proposer": {"method": "none"}}}'
-    down = "make down" if settings.name == "outrider" else f"make down OUTRIDER_NAME={settings.name}"
+    down = settings.command("down", knobs=("OUTRIDER_NAME", "XDG_STATE_HOME"))
     return "\n".join(
         (
             f"the API:         {url}",

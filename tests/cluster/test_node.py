@@ -194,6 +194,11 @@ def test_a_second_node_comes_survives_a_crash_and_leaves_nothing_behind(cluster:
         assert "cleaning up" in run_local(settings, "node", "up")
         assert node.healthy(settings)
         records.append(launched(settings))
+        spoil_records(settings)
+        assert "cleaning up" in run_local(settings, "node", "up")
+        assert node.healthy(settings)
+        records.append(launched(settings))
+        spoil_records(settings)
     finally:
         end(settings)
     assert not any(identity.alive for record in records for identity in (record.launcher, record.init))
@@ -203,6 +208,13 @@ def test_a_second_node_comes_survives_a_crash_and_leaves_nothing_behind(cluster:
     assert not _processes_that_mention(str(settings.state))
     assert run_local(settings, "down").strip().endswith("nothing to do")
     assert node.healthy(cluster.settings)  # the other node never noticed
+
+
+def spoil_records(settings: Settings) -> None:
+    """As a full disk would."""
+    layout = Layout(settings.state)
+    for path in (layout.record, *layout.forwards.iterdir()):
+        path.write_text("")
 
 
 def launched(settings: Settings) -> Any:

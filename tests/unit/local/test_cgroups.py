@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,20 @@ def test_remove_is_deep_and_reports_what_stays(tmp_path: Path) -> None:
 
     assert left == [str(stays)]
     assert not gone.exists()
+
+
+def test_cgroups_are_found_by_name_wherever_they_lie(tmp_path: Path) -> None:
+    mine = tmp_path / "memory" / "shells" / "9ec3d582" / "outrider-1"
+    (mine / "kubepods").mkdir(parents=True)
+    (tmp_path / "memory" / "outrider-2").mkdir()
+    (tmp_path / "disk" / "outrider-1").mkdir(parents=True)
+    mountinfo = "\n".join(
+        f"23 1 0:9 / {tmp_path}/{point} rw - {kind} none rw"
+        for point, kind in (("memory", "cgroup"), ("disk", "ext4"))
+    )
+    assert cgroups.find("outrider-1", mountinfo) == [str(mine)]
+
+    with subprocess.Popen(["sleep", "60"]) as process:
+        (mine / "kubepods" / "cgroup.procs").write_text(f"{process.pid}\n")
+        assert [one.pid for one in cgroups.members([str(mine)])] == [process.pid]
+        process.kill()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider_local import ports, preflight
-from outrider_local.preflight import GIB, Disk, Machine
+from outrider_local.preflight import GIB, Disk, Machine, Taken
 from outrider_local.report import EXIT_USAGE, ProblemError
 from outrider_local.settings import Settings
 
@@ -27,7 +27,8 @@ GOOD = Machine(
     disks=(Disk("/", 100 * GIB, 15 * GIB, ("the Python packages 6.5",)),),
     state_file_system="ext4",
     cgroup_problem=None,
-    taken={},
+    hidden=(),
+    taken=(),
     node_runs=False,
 )
 
@@ -60,15 +61,21 @@ def test_a_good_machine() -> None:
         (replace(GOOD, state_file_system="fuse.sshfs"), "lies on fuse.sshfs", "XDG_STATE_HOME"),
         (replace(GOOD, cgroup_problem=ProblemError("no cgroups", "mount them")), "no cgroups", "mount them"),
         (
-            replace(GOOD, taken={8000: "nginx, process 12"}),
+            replace(GOOD, taken=(Taken(8000, "nginx, process 12", 8003),)),
             "port 8000 on 127.0.0.1, meant for the model's API, is taken by nginx, process 12",
-            "make up OUTRIDER_PORT=8001",
+            "make up OUTRIDER_PORT=8003",
         ),
         (
-            replace(GOOD, taken={16443: ""}),
+            replace(GOOD, taken=(Taken(16443, "", 16444),)),
             "meant for the Kubernetes API, is taken\n",
             "OUTRIDER_API_PORT=16444",
         ),
+        (
+            replace(GOOD, hidden=(("XDG_CACHE_HOME", Path("/run/user/1000/outrider")),)),
+            "the node reads /run/user/1000/outrider but would not see it",
+            "set XDG_CACHE_HOME to another folder",
+        ),
+        (replace(GOOD, hidden=(("", Path("/run/src/.venv")),)), "/run/src/.venv", "move the checkout"),
     ],
 )
 def test_each_problem_says_what_is_wrong_and_what_to_do(machine: Machine, what: str, advice: str) -> None:
@@ -82,7 +89,9 @@ def test_memory_is_no_matter_when_the_node_runs_already() -> None:
 
 
 def test_all_problems_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = replace(GOOD, memory=0, taken={8000: ""}, apt=False, missing_tools=("runc", "etcd"))
+    machine = replace(
+        GOOD, memory=0, taken=(Taken(8000, "", 8001),), apt=False, missing_tools=("runc", "etcd")
+    )
     monkeypatch.setattr(preflight, "gather", lambda _: machine)
 
     with pytest.raises(ProblemError) as caught:
@@ -132,7 +141,8 @@ def test_a_really_taken_port_names_its_holder() -> None:
         server.listen()
         port = server.getsockname()[1]
         assert not ports.is_free(port)
-        problem = preflight.check(replace(GOOD, taken={port: ports.holder(port)}), SETTINGS)[0]
+        settings = replace(SETTINGS, port=port)
+        problem = preflight.check(replace(GOOD, taken=(Taken(port, ports.holder(port), 8001),)), settings)[0]
         assert "process" in problem.what
     assert ports.is_free(port)
 
@@ -152,3 +162,40 @@ def test_the_file_system_of_a_path_that_does_not_exist_yet() -> None:
     mountinfo = (Path(__file__).parent / "trees" / "ubuntu-v2" / "mountinfo").read_text()
     assert preflight.file_system(Path("/home/a b/.local/state/outrider"), mountinfo) == "xfs"
     assert preflight.file_system(Path("/srv/outrider"), mountinfo) == "ext4"
+
+
+def test_the_suggested_command_has_all_corrections_and_what_was_given() -> None:
+    settings = replace(
+        SETTINGS, given={"OUTRIDER_NAME": "two", "OUTRIDER_PORT": "8000", "XDG_STATE_HOME": "/a b"}
+    )
+    machine = replace(GOOD, taken=(Taken(16443, "", 16445), Taken(8000, "", 8002)))
+    command = "make up OUTRIDER_NAME=two OUTRIDER_PORT=8002 XDG_STATE_HOME='/a b' OUTRIDER_API_PORT=16445"
+    assert [problem.advice for problem in preflight.check(machine, settings)] == [
+        f"choose another: {command}"
+    ] * 2
+
+
+def test_the_port_suggested_is_free_also_at_the_end_of_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = {65535, 65534, 9000, 9001}
+    monkeypatch.setattr(ports, "is_free", lambda port: port not in taken)
+    assert ports.next_free(65535, 65533) == 65532
+    assert ports.next_free(9000, 9002) == 9003
+
+
+@pytest.mark.parametrize(
+    ("cache", "checkout", "hidden"),
+    [
+        ("/home/me/.cache/outrider", "/src", []),
+        ("/run/user/1000/outrider", "/src", ["XDG_CACHE_HOME"]),
+        ("/sys/outrider", "/proc/src", ["XDG_CACHE_HOME", ""]),
+        ("/var/cache/outrider", "/var/lib/me/src", []),
+        ("/var/tmp/outrider", "/var/data/src", ["XDG_CACHE_HOME", ""]),
+    ],
+)
+def test_folders_that_the_node_would_not_see(cache: str, checkout: str, hidden: list[str]) -> None:
+    mountinfo = "\n".join(
+        f"2{number} 1 254:{number} / {point} rw - ext4 /dev/vda rw"
+        for number, point in enumerate(("/", "/var", "/var/tmp", "/var/data"))
+    )
+    settings = replace(SETTINGS, cache=Path(cache), checkout=Path(checkout))
+    assert [variable for variable, _ in preflight.hidden_folders(settings, mountinfo)] == hidden

@@ -24,11 +24,13 @@ def model(*conditions: tuple[str, str, str], generation: int = 2, observed: int 
     return {"metadata": {"name": "m", "generation": generation}, "spec": {}, "status": status}
 
 
-def pod(name: str = "m-1", waiting: str = "", restarts: int = 0, image: str = IMAGE) -> dict[str, Any]:
+def pod(
+    name: str = "m-1", waiting: str = "", restarts: int = 0, image: str = IMAGE, of: str = "m"
+) -> dict[str, Any]:
     state = {"waiting": {"reason": waiting}} if waiting else {"running": {}}
     container = {"name": "serving", "ready": False, "restartCount": restarts, "state": state}
     return {
-        "metadata": {"name": name, "namespace": "default"},
+        "metadata": {"name": name, "namespace": "default", "labels": {"outrider.dev/model": of}},
         "spec": {"containers": [{"name": "serving", "image": image}]},
         "status": {"phase": "Pending" if waiting else "Running", "containerStatuses": [container]},
     }
@@ -50,15 +52,19 @@ class FakeCluster:
                         "type": "Warning",
                         "reason": "BackOff",
                         "message": "no",
-                        "involvedObject": {"name": "m-1"},
+                        "involvedObject": {"name": about},
                     }
+                    for about in ("m-1", "m-set", "m-b-1")
                 ]
             }
+        if kind == "deployments,replicasets":
+            return {"items": [{"metadata": {"name": "m-set"}}] if selector == "outrider.dev/model=m" else []}
         if kind == "pods":
             items = self.rounds[0][1]
             if len(self.rounds) > 1:
                 self.rounds.pop(0)
-            return {"items": items}
+            label, _, value = selector.partition("=")
+            return {"items": [one for one in items if one["metadata"]["labels"].get(label) == value]}
         return self.rounds[0][0]
 
     def kubectl(self, *words: str) -> str:
@@ -95,6 +101,8 @@ def test_a_crash_loop_ends_the_wait_with_the_log() -> None:
     assert "container serving is in CrashLoopBackOff" in text
     assert "| ValueError: the model is gone" in text
     assert "event m-1: BackOff: no" in text
+    assert "event m-set: BackOff: no" in text
+    assert "m-b" not in text
     assert "kubectl edit specm m" in text
 
 
@@ -171,6 +179,14 @@ def test_the_last_line_of_a_log(log: str, line: str) -> None:
 def test_only_the_models_own_living_pods_count() -> None:
     going = pod("m-2")
     going["metadata"]["deletionTimestamp"] = "now"
-    assert [one["metadata"]["name"] for one in progress.pods_of([pod(), going, pod("other-1")], "m")] == [
-        "m-1"
-    ]
+    cluster = FakeCluster((model(), [pod(), going, pod("m-b-1", of="m-b")]))
+    living = progress.living_pods(cluster, "default", "m")  # type: ignore[arg-type]
+    assert [one["metadata"]["name"] for one in living] == ["m-1"]
+
+
+def test_a_neighbour_that_cannot_start_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its name begins with this one's, its image is another, and it is in a crash loop."""
+    neighbours = [pod("m-b-1", "CrashLoopBackOff", of="m-b"), pod("m-c-1", image="mine:1", of="m-c")]
+    cluster = FakeCluster((model(("Ready", "True", "Serving")), [pod(), *neighbours]))
+    progress.wait_until_ready(cluster, "m", "default", IMAGE)  # type: ignore[arg-type]
+    assert "m-b-1" not in capsys.readouterr().out

@@ -26,6 +26,7 @@ def test_another_process_arrives_at_the_same_settings() -> None:
     settings = read(
         OUTRIDER_NAME="two", OUTRIDER_PORT="9000", XDG_STATE_HOME="/data/state", XDG_CACHE_HOME="/data/c"
     )
+    assert settings.command("down", knobs=("OUTRIDER_NAME",)) == "make down OUTRIDER_NAME=two"
     assert from_environment({"HOME": "/root", **settings.variables()}) == settings
 
 
