@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from outrider_local import environment, gobuild, images, node, preflight, privileges, progress, release
-from outrider_local.cluster import Cluster
+from outrider_local.cluster import Cluster, Object
 from outrider_local.report import ProblemError, Stopwatch, detail, step
 from outrider_local.settings import Settings
 from outrider_local.shell import without_proxies
@@ -67,12 +67,21 @@ def apply_example(settings: Settings, cluster: Cluster) -> tuple[str, str]:
     """Apply the example; the name and the namespace of its resource."""
     step(f"kubectl apply --filename={EXAMPLE}")
     file = settings.checkout / EXAMPLE
-    detail(cluster.kubectl("apply", f"--filename={file}").strip())
-    shown = json.loads(cluster.kubectl("get", f"--filename={file}", "--output=json"))
-    found = [item for item in shown.get("items", [shown]) if item["kind"] == "SpeculativeModel"]
-    if not found:
-        raise ProblemError(f"{EXAMPLE} holds no SpeculativeModel")
-    return found[0]["metadata"]["name"], found[0]["metadata"]["namespace"]
+    dry = cluster.kubectl("create", "--dry-run=client", "--output=json", f"--filename={file}")
+    wanted = json.loads(dry)
+    name, namespace = wanted["metadata"]["name"], wanted["metadata"].get("namespace", "default")
+    if _was_applied(cluster.get(progress.KIND, name, namespace), wanted["spec"]):
+        detail("was applied before; what was edited since is kept")
+    else:
+        detail(cluster.kubectl("apply", f"--filename={file}").strip())
+    return name, namespace
+
+
+def _was_applied(live: Object, spec: object) -> bool:
+    """Whether kubectl last applied just this spec: applying it again would undo a user's edits."""
+    annotations = live.get("metadata", {}).get("annotations", {})
+    applied = json.loads(annotations.get("kubectl.kubernetes.io/last-applied-configuration", "{}"))
+    return bool(applied.get("spec") == spec)
 
 
 def forward_service(settings: Settings, cluster: Cluster, name: str, namespace: str) -> None:

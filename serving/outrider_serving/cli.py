@@ -168,7 +168,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--admin-port", default=0, type=_port, help="port of the admin endpoints; 0 for none")
     add("--settings", metavar="FILE", type=Path, help="settings file, re-read while serving")
     add("--revision", type=_text, help="branch, tag or commit of a hub id")
-    add("--dtype", default="auto", choices=get_args(DType), help="dtype of the weights in memory")
+    add(
+        "--dtype",
+        default="auto",
+        choices=get_args(DType),
+        help="dtype of the weights in memory; auto: the config's, bfloat16 for a GGUF",
+    )
     add(
         "--context-length",
         type=_count,

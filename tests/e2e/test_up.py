@@ -77,6 +77,7 @@ def test_a_second_up_is_quick_and_changes_nothing(demo: Demo) -> None:
     assert "given to the node" not in output, "the code changed while the tests ran"
     assert seconds < 60
     assert "already runs" in output
+    assert "what was edited since is kept" in output
     assert "up to date" in output
     assert versions(demo) == before
 
