@@ -28,9 +28,6 @@ def install(settings: Settings, cluster: Cluster, images: References) -> bool:
         detail(f"release {NAME} is up to date")
         return False
     watch = Stopwatch()
-    if (chart / "crds").is_dir():
-        # helm installs these once and never again: bring changed definitions in ourselves.
-        cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={chart / 'crds'}")
     _clear_pending(cluster)
     sets = [f"--set-string={name}={value}" for name, value in values.items()]
     try:

@@ -90,8 +90,13 @@ class Speculation:
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
         """Tell every loaded proposer that requests have ended."""
-        for sequence in sequences:
-            self._tell(lambda proposer, ended=sequence.request.id: proposer.forget(ended))  # type: ignore[misc]
+        ended = [sequence.request.id for sequence in sequences]
+
+        def forget_all(proposer: Proposer) -> None:
+            for request_id in ended:
+                proposer.forget(request_id)
+
+        self._tell(forget_all)
 
     def _ask(
         self, method: Method, batch: list[Query], arm: ProposerSettings, running: Iterable[Sequence]
