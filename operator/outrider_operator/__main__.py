@@ -1,4 +1,4 @@
-"""The operator's process: flags or environment, logs, the workers, and kopf."""
+"""The operator's command line: flags or environment, and logs. What it then does is in `process`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import argparse
 import asyncio
 import logging
 import os
+import secrets
+import socket
 import sys
 from collections.abc import Sequence
-from typing import Final
+from pathlib import Path
+from typing import Final, NoReturn
 
-import httpx
 import kopf
 
-from outrider_operator import names
-from outrider_operator.client import Client, load_client
 from outrider_operator.config import OperatorConfig
-from outrider_operator.handlers import registry
+from outrider_operator.elector import LeaseLostError
+from outrider_operator.lease import SHORTEST_SECONDS
 from outrider_operator.podspec import PullPolicy
-from outrider_operator.reconcile import Reconciler
-from outrider_operator.workqueue import WorkQueue
+from outrider_operator.process import Process, Standing
 
-WORKERS: Final = 4
+logger = logging.getLogger(__name__)
+
+_NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -48,10 +50,23 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--resync-seconds", "30", "how often a settled resource is looked at", type=_seconds)
     add("--progress-seconds", "2.5", "how often a resource in progress is looked at", type=_seconds)
     add(
-        "--liveness",
-        "http://0.0.0.0:8080/healthz",
-        "where the operator answers that it lives; empty for nowhere",
+        "--listen",
+        "0.0.0.0:8080",
+        "address and port of /healthz and /metrics; empty for none",
+        type=_address,
     )
+    add("--pod-namespace", None, "namespace of the operator's pod and of its Lease")
+    add("--pod-name", None, "name of the operator's pod, by which it holds its Lease")
+    add("--lease-name", "outrider-operator", "Lease that one operator of several holds while it works")
+    add("--lease-seconds", "15", "how long the Lease lasts without renewal", type=_lease_seconds)
+    add(
+        "--network-policies",
+        "true",
+        "whether serving pods get a NetworkPolicy",
+        choices=[True, False],
+        type=_flag,
+    )
+    add("--monitoring-namespaces", "", "comma-separated namespaces that may read the metrics of serving pods")
     add("--log-format", "json", "one JSON object a line, or text", choices=["json", "text"])
     given = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args([*from_environment, *given])
@@ -60,11 +75,34 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _seconds(text: str) -> float:
+def _seconds(text: str, least: float = 0.1) -> float:
     value = float(text)
-    if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text}: seconds must lie between 0.1 and 3600")
+    if not least <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text}: seconds must lie between {least:g} and 3600")
     return value
+
+
+def _lease_seconds(text: str) -> float:
+    return _seconds(text, SHORTEST_SECONDS)
+
+
+def _flag(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text}: must be true or false")
+    return text == "true"
+
+
+def _address(text: str) -> tuple[str, int] | None:
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text}: must be HOST:PORT, such as 0.0.0.0:8080")
+    return host.strip("[]"), int(port)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def config_of(options: argparse.Namespace) -> OperatorConfig:
@@ -72,54 +110,62 @@ def config_of(options: argparse.Namespace) -> OperatorConfig:
     return OperatorConfig(
         serving_image=options.serving_image,
         image_pull_policy=options.image_pull_policy,
-        namespaces=tuple(name.strip() for name in options.namespaces.split(",") if name.strip()),
+        namespaces=_names(options.namespaces),
+        pod_namespace=options.pod_namespace or own_namespace(),
+        network_policies=options.network_policies,
+        monitoring_namespaces=_names(options.monitoring_namespaces),
         resync_seconds=options.resync_seconds,
         progress_seconds=options.progress_seconds,
     )
 
 
-async def operate(config: OperatorConfig, liveness: str | None, *, stop: asyncio.Event | None = None) -> None:
-    """Run until SIGTERM, SIGINT or the stop event."""
-    client = Client(await asyncio.to_thread(load_client))
-    if not await client.serves(names.KIND):
-        raise SystemExit(f"the API server does not know {names.KIND}: install the chart's CRD (crds.install)")
-    async with httpx.AsyncClient(trust_env=False, follow_redirects=False) as admin:
-        queue = WorkQueue(Reconciler(client, admin, config).reconcile)
-        workers = asyncio.create_task(queue.run(WORKERS))
-        watching = asyncio.create_task(
-            kopf.operator(
-                registry=registry(queue.add),
-                standalone=True,
-                clusterwide=not config.namespaces,
-                namespaces=config.namespaces,
-                liveness_endpoint=liveness,
-                stop_flag=stop,
-            )
-        )
-        try:
-            await asyncio.wait((workers, watching), return_when=asyncio.FIRST_COMPLETED)
-            for task in (workers, watching):
-                if task.done():
-                    task.result()  # whichever ended by an error takes the process with it
-        finally:
-            for task in (workers, watching):
-                task.cancel()
-            await asyncio.gather(workers, watching, return_exceptions=True)
+def own_namespace() -> str:
+    """The namespace of the pod's service account; outside a cluster `default`."""
+    try:
+        return _NAMESPACE_FILE.read_text().strip()
+    except OSError:
+        return "default"
+
+
+def identity_of(options: argparse.Namespace) -> str:
+    """Who holds the Lease: the pod, of whose containers one at most runs, or else this very process."""
+    return options.pod_name or f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
 
 
 def configure_logs(log_format: str) -> None:
-    """Log in that format, without the lines for every event and every request, also those of probes."""
+    """Log in that format, without the lines for every event and every request."""
     kopf.configure(log_format=kopf.LogFormat.JSON if log_format == "json" else kopf.LogFormat.FULL)
-    for noisy in ("kopf.objects", "httpx", "aiohttp.access"):
+    for noisy in ("kopf.objects", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_retries_are_no_errors)
+
+
+def _retries_are_no_errors(record: logging.LogRecord) -> bool:
+    """A request that kopf will send again, as it says itself, is at most worth a warning."""
+    if record.levelno == logging.ERROR and "will retry" in record.getMessage():
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+    return True
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the image and of `outrider-operator`."""
     options = parse(arguments)
     configure_logs(options.log_format)
-    asyncio.run(operate(config_of(options), options.liveness or None))
+    standing = Standing(identity_of(options), options.lease_name, options.lease_seconds, options.listen)
+    asyncio.run(_run(config_of(options), standing))
     return 0
+
+
+async def _run(config: OperatorConfig, standing: Standing) -> None:
+    await Process(config, standing, end_at_once).run()
+
+
+def end_at_once(error: LeaseLostError) -> NoReturn:
+    """End without waiting for threads: one may hang in a request, and the Lease runs out."""
+    logger.critical("%s: ending, so that another operator can take over", error)
+    logging.shutdown()
+    os._exit(1)
 
 
 if __name__ == "__main__":

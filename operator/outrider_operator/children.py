@@ -8,14 +8,22 @@ from typing import Any, Final
 from outrider_operator import names
 from outrider_operator.config import OperatorConfig
 from outrider_operator.hashes import arm_hash, pod_hash
-from outrider_operator.podtemplate import pod_template
-from outrider_operator.spec import SpeculativeModelSpec
-from outrider_serving.settings import STABLE, Arm, PodSettings
+from outrider_operator.podtemplate import HTTP_PORT, pod_template
+from outrider_operator.spec import Replacement, SpeculativeModelSpec
+from outrider_serving.settings import ADMIN_PORT, STABLE, Arm, PodSettings
 
 Object = dict[str, Any]
 
-PROGRESS_DEADLINE_SECONDS: Final = 1800
-"""A large model is fetched and loaded within this, or its Deployment says that it does not progress."""
+BEFORE_LOAD_SECONDS: Final = 600
+"""For finding a node and pulling the image. A Deployment whose next pod is not available when these and the
+time to load are over says that it does not progress."""
+
+
+_ROLLING: Final = {
+    Replacement.SURGE: {"maxSurge": 1, "maxUnavailable": 0},
+    Replacement.IN_PLACE: {"maxSurge": 0, "maxUnavailable": 1},
+}
+"""How a Deployment replaces its own pods, where their template changes but not its hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,7 @@ class Owner:
     def labels(self) -> dict[str, str]:
         """Labels of every child."""
         return {
-            "app.kubernetes.io/name": names.SINGULAR,
+            names.NAME_LABEL: names.SINGULAR,
             "app.kubernetes.io/instance": self.name,
             "app.kubernetes.io/component": "serving",
             "app.kubernetes.io/part-of": "outrider",
@@ -75,11 +83,14 @@ def settings_of(spec: SpeculativeModelSpec, generation: int) -> PodSettings:
 def children(
     owner: Owner, spec: SpeculativeModelSpec, config: OperatorConfig, generation: int
 ) -> tuple[Object, ...]:
-    """Every child, in the order in which pods need them."""
+    """Every child, in the order in which pods need them; generation is that of the settings."""
+    policies = (network_policy(owner, config),) if config.network_policies else ()
     return (
         service_account(owner),
         config_map(owner, settings_of(spec, generation)),
+        *policies,
         service(owner, spec),
+        disruption_budget(owner),
         deployment(owner, spec, config),
     )
 
@@ -105,6 +116,39 @@ def config_map(owner: Owner, settings: PodSettings) -> Object:
     }
 
 
+def network_policy(owner: Owner, config: OperatorConfig) -> Object:
+    """Who may reach the pods: everyone the API, only the operator and what scrapes metrics the admin port.
+
+    A rule without peers lets everyone in, so the admin port's must always have one; the API's is written as
+    empty, so that peers that someone adds to it are seen as a difference.
+    """
+    operator = {
+        "namespaceSelector": {"matchLabels": {names.NAMESPACE_LABEL: config.pod_namespace}},
+        "podSelector": {"matchLabels": {names.NAME_LABEL: names.OPERATOR_NAME}},
+    }
+    peers: list[Object] = [operator]
+    if config.monitoring_namespaces:  # In, of no values, would be refused
+        namespaces = {
+            "key": names.NAMESPACE_LABEL,
+            "operator": "In",
+            "values": list(config.monitoring_namespaces),
+        }
+        peers.append({"namespaceSelector": {"matchExpressions": [namespaces]}})
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(owner, owner.name),
+        "spec": {
+            "podSelector": {"matchLabels": {names.MODEL_LABEL: owner.name}},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [], "ports": [{"port": HTTP_PORT, "protocol": "TCP"}]},
+                {"from": peers, "ports": [{"port": ADMIN_PORT, "protocol": "TCP"}]},
+            ],
+        },
+    }
+
+
 def service(owner: Owner, spec: SpeculativeModelSpec) -> Object:
     """The address of the model; it selects by model only, so every Deployment of it serves."""
     port = {
@@ -118,6 +162,24 @@ def service(owner: Owner, spec: SpeculativeModelSpec) -> Object:
         "kind": "Service",
         "metadata": _metadata(owner, owner.name),
         "spec": {"type": "ClusterIP", "selector": {names.MODEL_LABEL: owner.name}, "ports": [port]},
+    }
+
+
+def disruption_budget(owner: Owner) -> Object:
+    """How many pods a drain may take at once: one, of all that serve the model.
+
+    Not "at least one must stay", which would let a single replica block the drain of its node for ever; and
+    pods that are not healthy may always be evicted, else a crash loop would block it as well.
+    """
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(owner, owner.name),
+        "spec": {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": {names.MODEL_LABEL: owner.name}},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
     }
 
 
@@ -135,9 +197,9 @@ def deployment(owner: Owner, spec: SpeculativeModelSpec, config: OperatorConfig)
         "spec": {
             "replicas": spec.replicas,
             "revisionHistoryLimit": 2,
-            "progressDeadlineSeconds": PROGRESS_DEADLINE_SECONDS,
+            "progressDeadlineSeconds": spec.engine.load_seconds + BEFORE_LOAD_SECONDS,
             "selector": {"matchLabels": {names.MODEL_LABEL: owner.name, names.POD_HASH_LABEL: hashed}},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": _ROLLING[spec.replacement]},
             "template": {
                 "metadata": {"labels": pod_labels},
                 "spec": pod_template(owner.name, spec, config, image),

@@ -24,4 +24,13 @@ class OperatorConfig:
     """How soon a settled resource is looked at again though nothing was heard of it."""
 
     progress_seconds: float = 2.5
-    """The same while its pods or settings are on their way."""
+    """The same at the soonest, while its pods or settings are on their way."""
+
+    pod_namespace: str = "default"
+    """Where this operator runs: the one namespace from which it may reach the admin ports of pods."""
+
+    network_policies: bool = True
+    """Whether serving pods get a NetworkPolicy."""
+
+    monitoring_namespaces: tuple[str, ...] = ()
+    """Namespaces whose pods may reach the admin ports of serving pods too, to scrape metrics."""

@@ -8,16 +8,21 @@ from kubernetes.utils.quantity import parse_quantity
 
 _AMOUNTS = frozenset({"limits", "requests"})
 
+_WHOLE = frozenset({"namespaceSelector", "nodeSelector", "podSelector", "selector"})
+"""Fields that the API server fills nothing into, where an entry more selects something else."""
+
 
 def covers(live: Any, desired: Any, field: str = "") -> bool:
     """True when every field that is wanted is there with that value.
 
     Fields of `live` that `desired` does not mention are the API server's or someone else's and do not count;
-    but a list must be the wanted one (a container, variable or volume more is a difference), and what is
-    wanted empty must be empty or absent.
+    but a list must be the wanted one (a container, variable or volume more is a difference), so must a
+    selector, and what is wanted empty must be empty or absent.
     """
     if desired in ({}, []):
         return not live
+    if field in _WHOLE:
+        return bool(live == desired)
     if isinstance(desired, dict):
         if field in _AMOUNTS:
             return isinstance(live, dict) and _amounts(live) == _amounts(desired)
@@ -33,10 +38,10 @@ def covers(live: Any, desired: Any, field: str = "") -> bool:
     return bool(live == desired)
 
 
-def overlay(live: Any, desired: Any) -> Any:
-    """The live object with every wanted field set and lists replaced whole: without foreign entries."""
-    if desired and isinstance(desired, dict) and isinstance(live, dict):
-        return live | {key: overlay(live.get(key), value) for key, value in desired.items()}
+def overlay(live: Any, desired: Any, field: str = "") -> Any:
+    """The live object with every wanted field set, lists and selectors replaced whole: no foreign entries."""
+    if field not in _WHOLE and desired and isinstance(desired, dict) and isinstance(live, dict):
+        return live | {key: overlay(live.get(key), value, key) for key, value in desired.items()}
     return desired
 
 

@@ -1,4 +1,4 @@
-"""What kopf tells us: that something about a SpeculativeModel changed. What to do is decided elsewhere.
+"""What kopf tells us: that a SpeculativeModel or a child is new, changed or gone. All else is elsewhere.
 
 Only event handlers: they leave no finalizer, annotation or status on anything, so a SpeculativeModel can be
 deleted while the operator is down or gone.
@@ -12,6 +12,7 @@ from typing import Any, Final
 import kopf
 
 from outrider_operator import names
+from outrider_operator.observation import Object
 
 CHILD_RESOURCES: Final = (
     ("apps", "v1", "deployments"),
@@ -19,14 +20,16 @@ CHILD_RESOURCES: Final = (
     ("", "v1", "services"),
     ("", "v1", "configmaps"),
     ("", "v1", "serviceaccounts"),
+    ("policy", "v1", "poddisruptionbudgets"),
+    ("networking.k8s.io", "v1", "networkpolicies"),
 )
 
-Wake = Callable[[str, str], None]
-"""Asks for a SpeculativeModel, by namespace and name, to be looked at."""
+Hear = Callable[[Object, bool], None]
+"""Takes an object as the API server told it, and whether it is deleted."""
 
 
-def registry(wake: Wake) -> kopf.OperatorRegistry:
-    """The handlers: any event of a SpeculativeModel or of a child wakes the one it is about."""
+def registry(hear: Hear) -> kopf.OperatorRegistry:
+    """The handlers: any event of a SpeculativeModel or of a child is heard."""
     result = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=result)
@@ -37,23 +40,12 @@ def registry(wake: Wake) -> kopf.OperatorRegistry:
     def login(**arguments: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_via_client(**arguments)
 
-    @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=result)
-    async def resource_event(namespace: str | None, name: str, **_: Any) -> None:
-        wake(namespace or "", name)
+    async def told(event: kopf.RawEvent, **_: Any) -> None:
+        hear(dict(event["object"]), event["type"] == "DELETED")
 
-    async def child_event(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
-        if model := labels[names.MODEL_LABEL]:  # a label may be empty, a name may not
-            wake(namespace or "", model)
-
+    kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=result)(told)
     for group, version, plural in CHILD_RESOURCES:
-        kopf.on.event(
-            group,
-            version,
-            plural,
-            labels={names.MODEL_LABEL: kopf.PRESENT},
-            id=f"{plural}_event",
-            registry=result,
-        )(child_event)
+        kopf.on.event(group, version, plural, id=f"{plural}_event", registry=result)(told)
     return result
 
 
@@ -65,5 +57,6 @@ def configure_kopf(settings: kopf.OperatorSettings) -> None:
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 10
     settings.watching.reconnect_backoff = 1
+    settings.networking.error_backoffs = (1, 1, 2, 3, *[5] * 60)  # never long after the API server is back
     for _, _, plural in CHILD_RESOURCES:
         settings.watching.label_selectors[plural] = names.MODEL_LABEL

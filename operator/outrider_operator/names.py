@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 GROUP: Final = "outrider.dev"
 VERSION: Final = "v1alpha1"
@@ -13,6 +13,14 @@ SINGULAR: Final = "speculativemodel"
 SHORT_NAME: Final = "specm"
 
 FIELD_MANAGER: Final = "outrider-operator"
+
+NAME_LABEL: Final = "app.kubernetes.io/name"
+
+OPERATOR_NAME: Final = "outrider-operator"
+"""Value of NAME_LABEL on the operator's own pods, as the chart sets it."""
+
+NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
+"""What every namespace carries: its own name."""
 
 MODEL_LABEL: Final = f"{GROUP}/model"
 """Name of the SpeculativeModel: what the Service selects, and what the operator watches children by."""
@@ -43,3 +51,11 @@ MAX_NAME_LENGTH: Final = 37
 def deployment_name(model: str, pod_hash: str) -> str:
     """Name of the Deployment that runs the pods of one pod hash."""
     return f"{model}-{pod_hash}"
+
+
+def served_name(resource: dict[str, Any]) -> str:
+    """Name by which requests address a model, read off a SpeculativeModel that need not be valid."""
+    node: Any = resource
+    for key in ("spec", "model", "servedName"):
+        node = node.get(key) if isinstance(node, dict) else None
+    return node if isinstance(node, str) and node else str(resource["metadata"]["name"])

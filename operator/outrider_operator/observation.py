@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from outrider_operator import names
@@ -14,6 +14,8 @@ Object = dict[str, Any]
 
 TEMPLATE_HASH_LABEL: Final = "pod-template-hash"
 """On a pod of a Deployment: what its ReplicaSet's name ends with."""
+
+_OVERDUE: Final = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,9 @@ class Observation:
     warnings: Mapping[str, str] = field(default_factory=dict)
     """The newest warning event of a pod that does not start, by pod name."""
 
+    namesakes: tuple[str, ...] = ()
+    """Other SpeculativeModels of the namespace whose model is served under the same name."""
+
     @property
     def uid(self) -> str:
         """UID of the SpeculativeModel."""
@@ -75,18 +80,18 @@ class Observation:
 
     def pods_of(self, pod_hash: str) -> tuple[Object, ...]:
         """Pods of one pod hash that are not on their way out."""
-        return tuple(
-            pod
-            for pod in self.pods
-            if pod["metadata"].get("labels", {}).get(names.POD_HASH_LABEL) == pod_hash
-            and "deletionTimestamp" not in pod["metadata"]
-        )
+        return tuple(pod for pod in self.pods if hash_of_pod(pod) == pod_hash and not is_deleting(pod))
+
+
+def hash_of_pod(pod: Object) -> str:
+    """The pod hash that a pod carries, or nothing."""
+    return str(pod["metadata"].get("labels", {}).get(names.POD_HASH_LABEL, ""))
 
 
 def is_ready(pod: Object) -> bool:
     """Whether the pod's Ready condition holds and it is not on its way out."""
     conditions = pod.get("status", {}).get("conditions", ())
-    return "deletionTimestamp" not in pod["metadata"] and any(
+    return not is_deleting(pod) and any(
         condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
     )
 
@@ -94,6 +99,17 @@ def is_ready(pod: Object) -> bool:
 def has_ended(pod: Object) -> bool:
     """Whether the pod ran to its end or was evicted: it stays until it is collected, and never runs again."""
     return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
+
+
+def is_deleting(found: Object) -> bool:
+    """Whether an object was told to go: it does when its finalizers are done and its grace period is over."""
+    return "deletionTimestamp" in found["metadata"]
+
+
+def is_overdue(pod: Object, now: datetime) -> bool:
+    """Whether a pod should have ended well before now: its node is gone, and what it held with it."""
+    due = pod["metadata"].get("deletionTimestamp")  # of a pod, the end of its grace period
+    return due is not None and datetime.fromisoformat(due) + _OVERDUE < now
 
 
 def is_pod_of(pod: Object, deployments: Collection[str]) -> bool:
@@ -113,13 +129,23 @@ def available_replicas(deployment: Object) -> int:
     return int(deployment.get("status", {}).get("availableReplicas", 0))
 
 
+def wanted_replicas(deployment: Object) -> int:
+    """Pods that a Deployment is told to run."""
+    return int(deployment["spec"].get("replicas", 1))
+
+
 def is_complete(deployment: Object) -> bool:
     """Whether all that a Deployment is told to run is available and of its newest template."""
     status = deployment.get("status", {})
-    wanted = deployment["spec"].get("replicas", 1)
+    wanted = wanted_replicas(deployment)
     return bool(
         status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
         and status.get("updatedReplicas", 0) >= wanted
         and status.get("replicas", 0) == status.get("updatedReplicas", 0)
         and available_replicas(deployment) >= wanted
     )
+
+
+def has_taken_over(deployment: Object, replicas: int) -> bool:
+    """Whether a Deployment is complete, and told to run all that is wanted: in place it grows bit by bit."""
+    return is_complete(deployment) and wanted_replicas(deployment) >= replicas

@@ -1,19 +1,24 @@
-"""Looking: the API server's view of a SpeculativeModel and its children, and what its pods say themselves."""
+"""Looking: what the cache holds of a SpeculativeModel and its children, and what its pods say themselves.
+
+The API server is asked only for a child that is not in the cache, since it is about to be created: an object
+of that name that is not ours carries no label of ours, so no watch tells of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
 import httpx
 
 from outrider_operator import names
+from outrider_operator.cache import Cache
 from outrider_operator.client import Client
-from outrider_operator.config import OperatorConfig
 from outrider_operator.observation import Object, Observation, PodReport, is_pod_of, is_ready
-from outrider_operator.plan import wanted_children
+from outrider_operator.plan import Key
 from outrider_serving.settings import ADMIN_PORT, PodState
 
 _ADMIN_SECONDS: Final = 3.0
@@ -24,29 +29,47 @@ _MAX_ADMIN_CALLS: Final = 32
 
 
 async def observe(
-    client: Client, admin: httpx.AsyncClient, config: OperatorConfig, namespace: str, name: str
-) -> Observation | None:
-    """All there is to know of one SpeculativeModel, or None where there is none."""
-    resource = await client.get(names.KIND, namespace, name)
+    client: Client, admin: httpx.AsyncClient, seen: Observation, wanted: Iterable[Key]
+) -> Observation:
+    """What the cache holds, completed by what the API server has under the names of wanted children."""
+    namespace = seen.resource["metadata"]["namespace"]
+    missing = [key for key in wanted if key not in seen.children]
+    found = await asyncio.gather(*(client.get(kind, namespace, child) for kind, child in missing))
+    others = {key: child for key, child in zip(missing, found, strict=True) if child is not None}
+    reports, warnings = await asyncio.gather(
+        pod_reports(admin, seen.pods), _warnings(client, namespace, seen.pods)
+    )
+    return replace(seen, children={**seen.children, **others}, reports=reports, warnings=warnings)
+
+
+def observe_again(cache: Cache, before: Observation) -> Observation | None:
+    """The same once more after our own writes, of which the cache has been told."""
+    metadata = before.resource["metadata"]
+    seen = cached(cache, metadata["namespace"], metadata["name"])
+    if seen is None:
+        return None
+    children = {**seen.children}
+    for key, child in before.children.items():
+        if names.MODEL_LABEL not in child["metadata"].get("labels", {}):
+            children.setdefault(key, child)  # not ours, so the cache does not know it
+    return replace(seen, children=children, reports=before.reports, warnings=before.warnings)
+
+
+def cached(cache: Cache, namespace: str, name: str) -> Observation | None:
+    """What the cache holds of one SpeculativeModel, or None where there is none."""
+    resource = cache.get(names.KIND, namespace, name)
     if resource is None:
         return None
-    bare = Observation(resource=resource, now=datetime.now(UTC))
-    labels = f"{names.MODEL_LABEL}={name}"
-    deployments, labelled = await asyncio.gather(
-        client.list("Deployment", namespace, labels=labels), client.list("Pod", namespace, labels=labels)
-    )
-    children = {("Deployment", str(found["metadata"]["name"])): found for found in deployments}
-    for found in deployments:  # a list leaves out what is the same for all its items
-        found.update(apiVersion="apps/v1", kind="Deployment")
-    ours = {str(found["metadata"]["name"]) for found in deployments if bare.owns(found)}
-    pods = tuple(pod for pod in labelled if is_pod_of(pod, ours))
-    missing = [key for key in wanted_children(bare, config) if key not in children]
-    others = await asyncio.gather(*(client.get(kind, namespace, child) for kind, child in missing))
-    children |= {key: child for key, child in zip(missing, others, strict=True) if child is not None}
-    reports, warnings = await asyncio.gather(pod_reports(admin, pods), _warnings(client, namespace, pods))
-    return Observation(
-        resource=resource, now=bare.now, children=children, pods=pods, reports=reports, warnings=warnings
-    )
+    bare = Observation(resource=resource, now=datetime.now(UTC), namesakes=cache.namesakes(resource))
+    labelled = tuple(cache.of_model(namespace, name))
+    children = {
+        (str(found["kind"]), str(found["metadata"]["name"])): found
+        for found in labelled
+        if found["kind"] != "Pod"
+    }
+    ours = {child for (kind, child), found in children.items() if kind == "Deployment" and bare.owns(found)}
+    pods = tuple(found for found in labelled if found["kind"] == "Pod" and is_pod_of(found, ours))
+    return replace(bare, children=children, pods=pods)
 
 
 async def pod_reports(admin: httpx.AsyncClient, pods: Iterable[Object]) -> dict[str, PodReport]:
@@ -92,7 +115,7 @@ async def _warnings(client: Client, namespace: str, pods: Iterable[Object]) -> d
 
     async def newest(pod: Object) -> str | None:
         fields = f"involvedObject.uid={pod['metadata']['uid']},type=Warning"
-        events = await client.list("Event", namespace, fields=fields)
+        events = await client.list_all("Event", namespace, fields=fields)
         if not events:
             return None
         latest = max(

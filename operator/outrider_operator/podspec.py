@@ -151,6 +151,17 @@ class EnvVar(Contract):
         return self
 
 
+MAX_ENV_VALUES = 65_536
+"""Characters of the values of all variables: they stand in every pod, ReplicaSet and revision of it."""
+
+ENV_VALUES_BOUND = (
+    f"self.map(e, has(e.value) ? e.value.size() : 0).sum() <= {MAX_ENV_VALUES}",
+    f"the values of engine.env must not be longer than {MAX_ENV_VALUES} characters in all: "
+    "put long ones into a ConfigMap or Secret and name it by valueFrom, or mount a volume",
+)
+"""A rule of CEL; Engine checks the same."""
+
+
 class TolerationOperator(StrEnum):
     """How the toleration's key relates to its value."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 from outrider_operator import names
@@ -23,6 +24,9 @@ GRACE_PERIOD_SECONDS: Final = 60
 
 TERMINATION_SECONDS: Final = GRACE_PERIOD_SECONDS + 10
 """When the kubelet kills: after the pod should have ended by itself."""
+
+STARTUP_PERIOD_SECONDS: Final = 2
+"""How soon it is noticed that a model is loaded."""
 
 USER: Final = 65532
 """The unprivileged user of the image."""
@@ -70,8 +74,13 @@ def _container(model: str, spec: SpeculativeModelSpec, config: OperatorConfig, i
             {"name": names.HTTP_PORT_NAME, "containerPort": HTTP_PORT, "protocol": "TCP"},
             {"name": names.ADMIN_PORT_NAME, "containerPort": ADMIN_PORT, "protocol": "TCP"},
         ],
-        # /healthz answers while the model loads, so loading may take until the Deployment's deadline.
-        "startupProbe": _probe("/healthz", periodSeconds=2, failureThreshold=150),
+        # /readyz answers once the model serves, so a load that hangs is restarted when its time is over; the
+        # other probes begin after that, so no slow load is taken for a dead process.
+        "startupProbe": _probe(
+            "/readyz",
+            periodSeconds=STARTUP_PERIOD_SECONDS,
+            failureThreshold=math.ceil(spec.engine.load_seconds / STARTUP_PERIOD_SECONDS),
+        ),
         "livenessProbe": _probe("/healthz", periodSeconds=10, failureThreshold=6),
         "readinessProbe": _probe("/readyz", periodSeconds=2, failureThreshold=2),
         "securityContext": {

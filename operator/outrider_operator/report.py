@@ -27,6 +27,7 @@ class ConditionType(StrEnum):
     PROGRESSING = "Progressing"
     NAME_CONFLICT = "NameConflict"
     KEYS_REFUSED = "KeysRefused"
+    SERVED_NAME_CONFLICT = "ServedNameConflict"
 
 
 class ConditionStatus(StrEnum):
@@ -42,7 +43,8 @@ class Condition(Contract):
 
     type: Annotated[str, StringConstraints(min_length=1, max_length=316)] = Field(
         description="Ready, Available, Progressing; NameConflict while a foreign object is in the way, "
-        "KeysRefused while an entry of the API keys is not usable."
+        "KeysRefused while an entry of the API keys is not usable, ServedNameConflict while another "
+        "SpeculativeModel of the namespace is served under the same name."
     )
     status: ConditionStatus = Field(description="Whether the condition holds.")
     reason: Annotated[

@@ -13,6 +13,8 @@ from typing import Annotated, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from outrider_operator.podspec import (
+    ENV_VALUES_BOUND,
+    MAX_ENV_VALUES,
     REQUEST_WITHIN_LIMIT,
     RESERVED_MOUNT_PATTERN,
     RESERVED_MOUNTS,
@@ -170,7 +172,10 @@ class Engine(Contract):
         max_length=64,
         description="More environment variables of the container.",
         json_schema_extra=keyed("name")
-        | cel(("self.all(e, !(has(e.value) && has(e.valueFrom)))", "set value or valueFrom, not both")),
+        | cel(
+            ("self.all(e, !(has(e.value) && has(e.valueFrom)))", "set value or valueFrom, not both"),
+            ENV_VALUES_BOUND,
+        ),
     )
     volumes: list[Volume] | None = Field(
         default=None,
@@ -189,6 +194,22 @@ class Engine(Contract):
             ),
         ),
     )
+
+    load_seconds: int = Field(
+        default=1800,
+        ge=30,
+        le=86_400,
+        description="How long a pod may take to fetch and load the model, in seconds; one that does not "
+        "serve by then is restarted. With 600 seconds more, for scheduling it and for pulling the image, the "
+        "resource no longer counts as progressing.",
+    )
+
+    @model_validator(mode="after")
+    def _bounded_env(self) -> Self:
+        length = sum(len(variable.value or "") for variable in self.env or [])
+        if length > MAX_ENV_VALUES:
+            raise ValueError(f"{ENV_VALUES_BOUND[1]} (they have {length})")
+        return self
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
@@ -213,6 +234,13 @@ class Api(Contract):
     )
 
 
+class Replacement(StrEnum):
+    """How new pods take over from old ones."""
+
+    SURGE = "surge"
+    IN_PLACE = "inPlace"
+
+
 class SpeculativeModelSpec(Contract):
     """What is wanted."""
 
@@ -227,6 +255,13 @@ class SpeculativeModelSpec(Contract):
     )
     engine: Engine = Field(default=Engine(), description="The pods that serve the model.")
     replicas: int = Field(default=1, ge=0, le=1000, description="Number of pods; 0 stops serving.")
+    replacement: Replacement = Field(
+        default=Replacement.SURGE,
+        description="How new pods take over where a change needs new ones. surge: they start beside the old "
+        "ones, which serve until then; it needs room for both. inPlace, where no GPU is spare: one old pod "
+        "ends, a new one takes its room, and only when that one serves does the next old one end. So with 2 "
+        "or more replicas a bad change costs one pod; with 1 nothing serves while the new pod starts.",
+    )
     proposer: Proposer = Field(
         default=Proposer(),
         description="What proposes tokens for the target to verify. A change reaches running pods.",

@@ -1,23 +1,15 @@
-"""The status of a SpeculativeModel, and the events of its transitions: pure functions of what was seen.
-
-Available says that something serves; Progressing that what is wanted is still on its way; Ready that the
-observed generation is served. When it is not, Ready carries the nearest cause, down to the container's.
-"""
+"""The status of a SpeculativeModel, and when to look at it again: pure functions of what was seen."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
 
 from outrider_operator import names
-from outrider_operator.observation import (
-    Object,
-    Observation,
-    available_replicas,
-    has_ended,
-    is_complete,
-    is_ready,
-)
+from outrider_operator.conditions import Finding, View, findings, view_of
+from outrider_operator.config import OperatorConfig
+from outrider_operator.observation import Object, Observation, is_ready
 from outrider_operator.plan import Plan
 from outrider_operator.report import (
     MAX_MESSAGE,
@@ -29,66 +21,18 @@ from outrider_operator.report import (
     SpeculativeModelStatus,
     reason_word,
 )
-from outrider_operator.trouble import Trouble, deployment_trouble, pod_trouble
-from outrider_serving.settings import ModelState, PodState
+from outrider_serving.settings import ModelState
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What a condition says, before it is dated."""
-
-    holds: bool
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """The observation with what several conditions need worked out once."""
-
-    seen: Observation
-    plan: Plan
-    errors: Sequence[str]
-    current: Object | None
-    pods: tuple[Object, ...]
-    reported: int | None
-    refused: str | None
-    keys_refused: str | None
-    trouble: Trouble | None
-    deployments: tuple[Object, ...]
-
-    @property
-    def wanted(self) -> int:
-        """Pods that are asked for."""
-        return self.plan.spec.replicas if self.plan.spec else 0
-
-    @property
-    def serving(self) -> int:
-        """Pods that serve, of any pod hash."""
-        return sum(available_replicas(deployment) for deployment in self.deployments)
-
-    @property
-    def ready(self) -> int:
-        """Pods of the wanted pod hash that are ready."""
-        return sum(is_ready(pod) for pod in self.pods)
+_LINGER: Final = 10
+"""A resource on its way is looked at again when a tenth of the time that it takes so far has passed again."""
 
 
 def next_status(seen: Observation, plan: Plan, errors: Sequence[str] = ()) -> Object:
     """The status to write; errors are those of applying the plan."""
-    view = _view(seen, plan, errors)
-    available, progressing = _available(view), _progressing(view)
-    findings = {
-        ConditionType.READY: _ready(view, available, progressing),
-        ConditionType.AVAILABLE: available,
-        ConditionType.PROGRESSING: progressing,
-    }
-    if plan.conflicts:
-        findings[ConditionType.NAME_CONFLICT] = Finding(True, "NotOurs", "; ".join(plan.conflicts))
-    if view.keys_refused is not None:  # the other keys are in force, so this is no reason not to be ready
-        findings[ConditionType.KEYS_REFUSED] = Finding(True, "BadEntry", view.keys_refused)
+    view = view_of(seen, plan, errors)
     status = SpeculativeModelStatus(
         observed_generation=seen.generation,
-        conditions=[_dated(seen, kind, finding) for kind, finding in findings.items()],
+        conditions=[_dated(seen, kind, finding) for kind, finding in findings(view).items()],
         replicas=sum(int(d.get("status", {}).get("replicas", 0)) for d in view.deployments),
         ready_replicas=sum(int(d.get("status", {}).get("readyReplicas", 0)) for d in view.deployments),
         selector=f"{names.MODEL_LABEL}={seen.resource['metadata']['name']}",
@@ -99,131 +43,31 @@ def next_status(seen: Observation, plan: Plan, errors: Sequence[str] = ()) -> Ob
     return status.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def is_settled(status: Object) -> bool:
+def _is_settled(status: Object) -> bool:
     """Whether nothing more is expected to happen by itself soon."""
     conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
     ready, progressing = conditions.get("Ready", {}), conditions.get("Progressing", {})
     return progressing.get("status") == "False" and (
-        ready.get("status") == "True" or ready.get("reason") in ("ScaledToZero", "InvalidSpec")
+        ready.get("status") == "True"
+        or ready.get("reason") in ("ScaledToZero", "InvalidSpec", "NamespaceTerminating")
     )
 
 
-def _view(seen: Observation, plan: Plan, errors: Sequence[str]) -> View:
-    deployments = tuple(seen.deployments())
-    name = names.deployment_name(seen.resource["metadata"]["name"], plan.pod_hash)
-    current = next((d for d in deployments if d["metadata"]["name"] == name), None)
-    pods = _present(seen.pods_of(plan.pod_hash), complete=current is not None and is_complete(current))
-    ready = [pod["metadata"]["name"] for pod in pods if is_ready(pod)]
-    states = {name: report.state for name in ready if (report := seen.reports.get(name)) and report.state}
-    return View(
-        seen=seen,
-        plan=plan,
-        errors=errors,
-        current=current,
-        pods=pods,
-        reported=_reported(seen, ready, states.values()),
-        refused=_first({pod: state.settings_error for pod, state in states.items()}),
-        keys_refused=_first({pod: state.keys_error for pod, state in states.items()}),
-        trouble=_trouble(seen, current, pods),
-        deployments=deployments,
-    )
+def next_look(status: Object, now: datetime, config: OperatorConfig) -> float:
+    """Seconds until a resource with this status is looked at again, if nothing is heard of it before.
 
-
-def _present(pods: Sequence[Object], *, complete: bool) -> tuple[Object, ...]:
-    """The pods to speak of: those that ended come last, and not at all once others stand in for them."""
-    going = [pod for pod in pods if not has_ended(pod)]
-    ended = [] if complete else [pod for pod in pods if has_ended(pod)]
-    return (*going, *ended)
-
-
-def _reported(seen: Observation, ready: Sequence[str], states: Collection[PodState]) -> int | None:
-    """The lowest generation of the ready pods; a silent one may still have what was reported last."""
-    generations = [state.generation for state in states]
-    if len(states) < len(ready):
-        last = seen.status.get("settings", {}).get("reportedGeneration")
-        if last is None:
-            return None
-        generations.append(int(last))
-    return min(generations, default=None)
-
-
-def _first(errors: Mapping[str, str | None]) -> str | None:
-    """The first error that a pod reports, with its name."""
-    return next((f"pod {pod}: {error}" for pod, error in errors.items() if error), None)
-
-
-def _trouble(seen: Observation, current: Object | None, pods: Sequence[Object]) -> Trouble | None:
-    for pod in pods:
-        if found := pod_trouble(pod, seen.warnings.get(pod["metadata"]["name"])):
-            return found
-    return deployment_trouble(current) if current is not None else None
-
-
-def _available(view: View) -> Finding:
-    if view.serving:
-        return Finding(True, "Serving", f"{_pods(view.serving)} available")
-    if view.plan.spec is not None and view.wanted == 0:
-        return Finding(False, "ScaledToZero", "replicas is 0")
-    return Finding(False, "NoPods", "no pod is available")
-
-
-def _progressing(view: View) -> Finding:
-    plan = view.plan
-    if plan.spec is None:
-        return Finding(
-            False, "InvalidSpec", "waiting for a valid spec; until then nothing is changed or brought back"
-        )
-    if plan.conflicts:
-        return Finding(False, "NameConflict", "waiting for the names of its children")
-    if view.errors:
-        return Finding(True, "ApplyFailed", "; ".join(view.errors))
-    if plan.actions:
-        titles = ", ".join(action.title for action in plan.actions)
-        return Finding(True, "Reconciling", f"brought up to date: {titles}")
-    if view.current is None or not is_complete(view.current):
-        if view.trouble is not None and view.trouble.reason == "ProgressDeadlineExceeded":
-            return Finding(False, view.trouble.reason, view.trouble.message)
-        return Finding(True, "PodsStarting", f"{view.ready} of {_pods(view.wanted)} ready")
-    if view.wanted == 0:
-        return Finding(False, "ScaledToZero", "replicas is 0")
-    if len(view.deployments) > 1:
-        return Finding(True, "OldPodsEnding", "pods of an earlier spec are being removed")
-    return _settings_progress(view)
-
-
-def _settings_progress(view: View) -> Finding:
-    generation = view.plan.settings.generation if view.plan.settings else 0
-    if view.refused is not None:
-        return Finding(True, "SettingsRefused", view.refused)
-    if view.reported is None:
-        errors = sorted(
-            f"pod {pod}: {report.error}"
-            for pod, report in view.seen.reports.items()
-            if report.error is not None
-        )
-        return Finding(True, "SettingsUnknown", "; ".join(errors) or "no pod has reported its settings yet")
-    if view.reported < generation:
-        return Finding(
-            True, "SettingsPending", f"a pod has settings generation {view.reported}, {generation} is wanted"
-        )
-    return Finding(False, "Complete", "all that is wanted is in force")
-
-
-def _ready(view: View, available: Finding, progressing: Finding) -> Finding:
-    if view.plan.spec is None:
-        return Finding(False, "InvalidSpec", "; ".join(view.plan.problems))
-    if view.plan.conflicts:
-        return Finding(False, "NameConflict", "; ".join(view.plan.conflicts))
-    if view.errors:
-        return Finding(False, "ApplyFailed", "; ".join(view.errors))
-    if view.trouble is not None and view.wanted:
-        return Finding(False, view.trouble.reason, view.trouble.message)
-    if not available.holds:
-        cause = progressing if progressing.holds and view.wanted else available
-        return Finding(False, cause.reason, cause.message)
-    if progressing.holds:
-        return Finding(False, progressing.reason, progressing.message)
-    return Finding(True, "Serving", f"{_pods(view.ready)} ready, the observed generation is in force")
+    What the API server knows is heard of; a look is for what pods say on their admin ports, and for what was
+    refused. It comes soon after a change, and the later, the longer nothing has come of it.
+    """
+    if _is_settled(status):
+        return config.resync_seconds
+    moments = [
+        datetime.fromisoformat(condition["lastTransitionTime"])
+        for condition in status.get("conditions", ())
+        if condition["type"] in (ConditionType.READY, ConditionType.PROGRESSING)
+    ]
+    elapsed = (now - max(moments)).total_seconds() if moments else 0.0
+    return min(config.resync_seconds, max(config.progress_seconds, elapsed / _LINGER))
 
 
 def _dated(seen: Observation, kind: ConditionType, finding: Finding) -> Condition:
@@ -289,7 +133,3 @@ def _proposer(view: View) -> str | None:
         return str(settings.proposer.method)
     old = view.seen.status.get("proposer")
     return None if old is None else str(old)
-
-
-def _pods(count: int) -> str:
-    return f"{count} pod" if count == 1 else f"{count} pods"

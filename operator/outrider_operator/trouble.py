@@ -1,12 +1,17 @@
-"""Why a pod does not serve, read off its status as a person would at 3 a.m."""
+"""Why a pod does not serve, read off its status as a person would at 3 a.m., and what to do about it."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from outrider_operator.names import CONTAINER
 from outrider_operator.observation import Object, is_ready
+from outrider_operator.podtemplate import TERMINATION_SECONDS
+from outrider_operator.spec import SpeculativeModelSpec
 
 _PATIENT = frozenset({"ContainerCreating", "PodInitializing"})
 """Reasons to wait that are no trouble."""
@@ -15,6 +20,33 @@ _PULL = frozenset({"ErrImagePull", "ImagePullBackOff"})
 """Reasons that take turns while an image cannot be pulled: told as the latter."""
 
 MAX_TERMINATION_MESSAGE: Final = 600
+
+NO_ROOM: Final = frozenset({"FailedCreate", "Unschedulable"})
+"""Reasons of a pod that finds no room, or that may not be made: a quota."""
+
+_MISSING = re.compile(
+    r"""(?P<kind>secret|configmap|persistentvolumeclaim)\ "(?P<name>[^"]+)"\ (is\ being\ deleted|not\ found)
+    |couldn't\ find\ key\ \S+\ in\ (?P<of>Secret|ConfigMap)\ [^/\s]+/(?P<holder>[-.a-z0-9]+)
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+"""How scheduler and kubelet speak of an object that a pod needs and that is not there."""
+
+_ADVICE: Final = (
+    (
+        "node(s) were unschedulable",
+        "a node that was cordoned or drained takes pods again after kubectl uncordon",
+    ),
+    ("untolerated taint", "spec.engine.tolerations says which taints are tolerated"),
+    ("node affinity/selector", "spec.engine.nodeSelector says which nodes may be taken"),
+    ("Insufficient ", "spec.engine.resources says how much is asked for"),
+    ("exceeded quota", "kubectl describe resourcequota shows what uses it up"),
+    (
+        "(OOMKilled)",
+        "it may use no more memory than spec.engine.resources.limits.memory, and the node, allow",
+    ),
+)
+"""What a message holds, and what is worth knowing then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +57,11 @@ class Trouble:
     message: str
 
 
-def pod_trouble(pod: Object, warning: str | None) -> Trouble | None:
+def pod_trouble(pod: Object, warning: str | None, load_seconds: int) -> Trouble | None:
     """What keeps a pod from being ready, or None while it is ready or merely starting.
 
     A container that crashed is in trouble from then until it is ready, also while it runs once more: else
-    the condition would swing with every restart.
+    the condition would swing with every restart. `load_seconds` is how long it may take to load.
     """
     if is_ready(pod):
         return None
@@ -42,12 +74,12 @@ def pod_trouble(pod: Object, warning: str | None) -> Trouble | None:
     if status.get("phase") == "Failed":
         return Trouble(status.get("reason", "PodFailed"), f"pod {name}: {status.get('message', 'failed')}")
     for container in status.get("containerStatuses", ()):
-        if container["name"] == CONTAINER and (found := _container_trouble(name, container)):
+        if container["name"] == CONTAINER and (found := _container_trouble(name, container, load_seconds)):
             return found
     return Trouble("PodNotStarting", f"pod {name}: {warning}") if warning else None
 
 
-def _container_trouble(pod: str, container: Object) -> Trouble | None:
+def _container_trouble(pod: str, container: Object, load_seconds: int) -> Trouble | None:
     state, last = container.get("state", {}), container.get("lastState", {})
     waiting = state.get("waiting", {})
     reason = waiting.get("reason", "ContainerCreating")
@@ -56,7 +88,8 @@ def _container_trouble(pod: str, container: Object) -> Trouble | None:
         return Trouble("ImagePullBackOff", f"pod {pod}: image {container['image']}: {_pull_error(waiting)}")
     if ended is not None:
         restarted = bool(container.get("restartCount")) or reason == "CrashLoopBackOff"
-        return Trouble("CrashLoopBackOff" if restarted else _exit_reason(ended), f"pod {pod}: {_exit(ended)}")
+        word = "CrashLoopBackOff" if restarted else _exit_reason(ended)
+        return Trouble(word, f"pod {pod}: {_exit(ended)}{_too_slow(ended, load_seconds)}")
     if "waiting" in state and reason not in _PATIENT:
         return Trouble(reason, f"pod {pod}: {waiting.get('message', reason)}")
     return None
@@ -78,14 +111,73 @@ def _exit(ended: Object) -> str:
     return f"{how}: {said[-MAX_TERMINATION_MESSAGE:]}" if said else how
 
 
+def _too_slow(ended: Object, load_seconds: int) -> str:
+    """What to do about a container that was ended just when its time to load was over; else nothing."""
+    if not (ended.get("startedAt") and ended.get("finishedAt")):
+        return ""
+    ran = datetime.fromisoformat(ended["finishedAt"]) - datetime.fromisoformat(ended["startedAt"])
+    # The last probes may have timed out, and a process that is told to end has its grace period.
+    if not load_seconds <= ran.total_seconds() <= load_seconds * 1.1 + TERMINATION_SECONDS + 10:
+        return ""
+    return (
+        f"; it ran for {ran.total_seconds():.0f} s, and one that does not serve after {load_seconds} s is "
+        "restarted: if the model takes longer to load, raise spec.engine.loadSeconds"
+    )
+
+
 def deployment_trouble(deployment: Object) -> Trouble | None:
     """What keeps a Deployment from making its pods: a quota, a policy, its deadline."""
-    conditions = {
-        condition["type"]: condition for condition in deployment.get("status", {}).get("conditions", ())
-    }
-    failure, progress = conditions.get("ReplicaFailure", {}), conditions.get("Progressing", {})
+    failure = _condition(deployment, "ReplicaFailure")
     if failure.get("status") == "True":
         return Trouble(failure.get("reason", "FailedCreate"), failure.get("message", ""))
+    return deadline_trouble(deployment)
+
+
+def deadline_trouble(deployment: Object) -> Trouble | None:
+    """That a Deployment has waited for its next pod for longer than it may, or None."""
+    progress = _condition(deployment, "Progressing")
     if progress.get("status") == "False":
         return Trouble(progress.get("reason", "ProgressDeadlineExceeded"), progress.get("message", ""))
     return None
+
+
+def _condition(deployment: Object, kind: str) -> Object:
+    conditions = deployment.get("status", {}).get("conditions", ())
+    return next((dict(condition) for condition in conditions if condition["type"] == kind), {})
+
+
+def advice(trouble: Trouble, spec: SpeculativeModelSpec) -> tuple[str, ...]:
+    """Where to look, or what of the spec it comes from."""
+    hints = [hint for part, hint in _ADVICE if part in trouble.message]
+    hints += [f"it is named by {field}" for field in _fields_of_missing(trouble.message, spec)]
+    if trouble.reason == "ImagePullBackOff":
+        image = "spec.engine.image" if spec.engine.image else "the operator's setting serving-image"
+        hints.append(f"it is named by {image}, and pulled with the Secrets in spec.engine.imagePullSecrets")
+    return tuple(hints)
+
+
+def _fields_of_missing(message: str, spec: SpeculativeModelSpec) -> tuple[str, ...]:
+    found = _MISSING.search(message)
+    if found is None:
+        return ()
+    kind = (found["kind"] or found["of"]).lower()
+    name = found["name"] or found["holder"]
+    return tuple(field for field, *named in _references(spec) if named == [kind, name])
+
+
+def _references(spec: SpeculativeModelSpec) -> Iterator[tuple[str, str, str]]:
+    """Field, kind and name of every object that a spec names."""
+    hub, engine = spec.model.source.hub, spec.engine
+    if hub is not None and hub.token_secret_ref is not None:
+        yield "spec.model.source.hub.tokenSecretRef", "secret", hub.token_secret_ref.name
+    if spec.api.keys_secret_ref is not None:
+        yield "spec.api.keysSecretRef", "secret", spec.api.keys_secret_ref.name
+    for variable in engine.env or ():
+        source = variable.value_from
+        if source is not None and source.secret_key_ref is not None:
+            yield f"spec.engine.env[{variable.name}]", "secret", source.secret_key_ref.name
+        if source is not None and source.config_map_key_ref is not None:
+            yield f"spec.engine.env[{variable.name}]", "configmap", source.config_map_key_ref.name
+    for volume in engine.volumes or ():
+        claim = volume.persistent_volume_claim.claim_name
+        yield f"spec.engine.volumes[{volume.name}]", "persistentvolumeclaim", claim

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 logger = logging.getLogger(__name__)
@@ -19,15 +20,27 @@ Handler = Callable[[str, str], Awaitable[float | None]]
 """Handles a key; seconds until it wants it again, or None to forget it."""
 
 
+Report = Callable[[float, float, bool], None]
+"""Told when a key was handled: seconds that it waited, seconds that it took, whether it failed."""
+
+
 class WorkQueue:
     """A queue of keys, for one event loop."""
 
-    def __init__(self, handler: Handler, *, first_delay: float = 1.0, longest_delay: float = 60.0) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        report: Report | None = None,
+        first_delay: float = 1.0,
+        longest_delay: float = 60.0,
+    ) -> None:
         self._handler = handler
+        self._report = report
         self._first_delay = first_delay
         self._longest_delay = longest_delay
         self._ready: asyncio.Queue[Key] = asyncio.Queue()
-        self._waiting: set[Key] = set()
+        self._waiting: dict[Key, float] = {}
         self._running: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
@@ -37,9 +50,14 @@ class WorkQueue:
         key = (namespace, name)
         self._cancel_timer(key)
         if key not in self._waiting:
-            self._waiting.add(key)
+            self._waiting[key] = time.monotonic()
             if key not in self._running:
                 self._ready.put_nowait(key)
+
+    @property
+    def depth(self) -> int:
+        """How many keys wait."""
+        return len(self._waiting)
 
     async def run(self, workers: int) -> None:
         """Handle keys until cancelled."""
@@ -50,12 +68,15 @@ class WorkQueue:
     async def _work(self) -> None:
         while True:
             key = await self._ready.get()
-            self._waiting.discard(key)
+            began = time.monotonic()
+            waited = began - self._waiting.pop(key)
             self._running.add(key)
             try:
                 delay = await self._handle(key)
             finally:
                 self._running.discard(key)
+            if self._report is not None:
+                self._report(waited, time.monotonic() - began, key in self._failures)
             if key in self._waiting:
                 self._ready.put_nowait(key)
             elif delay is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,10 @@ import yaml
 from cluster_fixture import LocalCluster
 from outrider_local import release
 from outrider_local.report import ProblemError
+from outrider_operator.children import Owner, children
+from outrider_operator.diff import covers
+from outrider_operator.spec import SpeculativeModelSpec
+from unit.operator.builders import CONFIG, FULL, MINIMAL
 
 Object = dict[str, Any]
 
@@ -150,6 +156,35 @@ REFUSED: dict[str, tuple[Object, str]] = {
         {"engine": {"env": [{"name": "A", "valueFrom": {}}]}},
         "set exactly one of secretKeyRef and configMapKeyRef",
     ),
+    "200 KiB of variables": (
+        {"engine": {"env": [{"name": f"A{number}", "value": "x" * 3200} for number in range(64)]}},
+        "spec.engine.env: Invalid value: the values of engine.env must not be longer than 65536 characters "
+        "in all: put long ones into a ConfigMap or Secret and name it by valueFrom, or mount a volume",
+    ),
+    "one long variable": (
+        {"engine": {"env": [{"name": "A", "value": "x" * 4097}]}},
+        "spec.engine.env[0].value: Too long: may not be more than 4096",
+    ),
+    "no time to load": (
+        {"engine": {"loadSeconds": 29}},
+        "spec.engine.loadSeconds in body should be greater than or equal to 30",
+    ),
+    "another way to replace": (
+        {"replacement": "recreate"},
+        'spec.replacement: Unsupported value: "recreate": supported values: "surge", "inPlace"',
+    ),
+    "a Secret of another namespace": (
+        {"api": {"keysSecretRef": {"name": "s", "namespace": "other"}}},
+        'unknown field "spec.api.keysSecretRef.namespace"',
+    ),
+    "a Secret of another namespace by its name": (
+        {"api": {"keysSecretRef": {"name": "other/s"}}},
+        "spec.api.keysSecretRef.name in body should match",
+    ),
+    "a claim of another namespace": (
+        {"engine": {"volumes": [{**VOLUME, "persistentVolumeClaim": {"claimName": "other/c"}}]}},
+        "spec.engine.volumes[0].persistentVolumeClaim.claimName in body should match",
+    ),
     "a token given twice": (
         {
             "model": {"source": {"hub": {"id": "org/name", "tokenSecretRef": {"name": "s"}}}},
@@ -179,6 +214,34 @@ def test_refused_with_words_that_name_the_field(api: LocalCluster, case: str) ->
     assert words in refusal(api, model(spec))
 
 
+UNKNOWN = {"api": {"keysSecretRef": {"name": "s", "namespace": "other"}}, "flavour": "x"}
+
+
+def test_an_unknown_field_is_pruned_with_a_warning_where_the_user_asks_for_no_more(api: LocalCluster) -> None:
+    """kubectl refuses unknown fields by itself; a client that does not is told what is left out."""
+    asked = ("create", "--dry-run=server", "--validate=warn", "-f", "-", "-ojson")
+    done = subprocess.run(
+        [api.programs.path("kubectl"), *asked],
+        env=api.environment,
+        input=json.dumps(model(UNKNOWN)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    spec = json.loads(done.stdout)["spec"]
+    assert spec["api"]["keysSecretRef"] == {"name": "s"}
+    assert "flavour" not in spec
+    for field in ("spec.api.keysSecretRef.namespace", "spec.flavour"):
+        assert f'Warning: unknown field "{field}"' in done.stderr
+
+
+def test_variables_up_to_their_bound_are_accepted(api: LocalCluster) -> None:
+    variables = [{"name": f"A{number}", "value": "é" * 4096} for number in range(16)]
+    variables.append({"name": "B", "valueFrom": SECRET})
+    spec = dry_run(api, model({"engine": {"env": variables}}))["spec"]
+    assert len(spec["engine"]["env"]) == 17
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -203,7 +266,8 @@ def test_defaults_are_filled_in(api: LocalCluster) -> None:
         "maxDepth": 8,
         "ngram": {"minMatch": 1, "maxMatch": 4},
     }
-    assert spec["replicas"] == 1
+    assert (spec["replicas"], spec["replacement"]) == (1, "surge")
+    assert spec["engine"] == {"resources": {}, "loadSeconds": 1800}
     assert spec["api"] == {"port": 8000}
     assert spec["model"]["dtype"] == "auto"
 
@@ -212,6 +276,17 @@ def test_a_request_within_its_limit_is_accepted(api: LocalCluster) -> None:
     amounts = {"limits": {"cpu": 2, "memory": "1Gi", "nvidia.com/gpu": "1"}, "requests": {"cpu": "1999m"}}
     spec = dry_run(api, model({"engine": {"resources": amounts}}))["spec"]
     assert spec["engine"]["resources"] == amounts
+
+
+@pytest.mark.parametrize("spec", [MINIMAL, FULL], ids=["minimal", "full"])
+def test_children_are_stored_as_they_are_wanted(api: LocalCluster, spec: Object) -> None:
+    """Else the operator would write them again at every look."""
+    owner = Owner(name="m", namespace="default", uid="uid-1")
+    config = replace(CONFIG, monitoring_namespaces=("monitoring",))
+    for child in children(owner, SpeculativeModelSpec.model_validate(spec), config, 1):
+        asked = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", "-ojson")
+        stored = json.loads(api.kubectl(*asked, stdin=json.dumps(child)))
+        assert covers(stored, child), child["kind"]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)

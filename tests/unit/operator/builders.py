@@ -10,6 +10,7 @@ from outrider_operator.children import Owner, children, serving_image
 from outrider_operator.config import OperatorConfig
 from outrider_operator.hashes import pod_hash
 from outrider_operator.observation import Observation, PodReport
+from outrider_operator.plan import Plan, decide, intent
 from outrider_operator.spec import SpeculativeModelSpec
 from outrider_serving.settings import ModelState, PodState
 
@@ -58,6 +59,7 @@ FULL: Object = {
         ],
     },
     "replicas": 3,
+    "replacement": "inPlace",
     "proposer": {"method": "ngram", "minDepth": 2, "maxDepth": 5, "ngram": {"minMatch": 2, "maxMatch": 3}},
     "workloads": [
         {"name": "chat", "objective": {"ttftMilliseconds": 500, "tpotMilliseconds": 40}},
@@ -122,6 +124,11 @@ def live_children(
             }
         found[child["kind"], child["metadata"]["name"]] = live
     return found
+
+
+def plan(seen: Observation, config: OperatorConfig = CONFIG) -> Plan:
+    """What is decided on what was seen."""
+    return decide(intent(seen.resource, config), seen)
 
 
 def pod(name: str = "p1", *, spec: Object | None = None, ready: bool = True, **status: Any) -> Object:

@@ -6,6 +6,7 @@ OUTRIDER_UPDATE_GOLDEN=1 writes them anew; the difference is then for `git diff`
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from outrider_serving.settings import PodSettings
 from unit.operator.builders import CONFIG, FULL, MINIMAL, OWNER, changed
 
 GOLDEN = Path(__file__).parent / "golden"
-KINDS = ("ServiceAccount", "ConfigMap", "Service", "Deployment")
+KINDS = ("ServiceAccount", "ConfigMap", "NetworkPolicy", "Service", "PodDisruptionBudget", "Deployment")
 CASES = {"minimal": MINIMAL, "full": FULL}
 
 
@@ -44,7 +45,7 @@ def test_golden(case: str, kind: str) -> None:
 
 
 def test_every_kind_has_a_golden_file() -> None:
-    assert set(build(MINIMAL)) == set(KINDS)
+    assert tuple(build(MINIMAL)) == KINDS
 
 
 def test_settings_file_is_what_a_pod_reads() -> None:
@@ -124,6 +125,48 @@ def test_grace_leaves_time_to_drain() -> None:
     pod = template(MINIMAL)["spec"]
     flags = dict(argument[2:].split("=", 1) for argument in pod["containers"][0]["args"][2:])
     assert pod["terminationGracePeriodSeconds"] > int(flags["grace-period"]) > int(flags["drain-delay"])
+
+
+def test_admin_port_is_open_to_the_operator_and_to_nobody_else_unless_told() -> None:
+    """A rule without peers would let everyone in, and a selector without labels every namespace."""
+    scraped = replace(CONFIG, pod_namespace="ops", monitoring_namespaces=("prometheus", "grafana"))
+    for config, namespaces in ((CONFIG, None), (scraped, ["prometheus", "grafana"])):
+        spec = build(MINIMAL, config)["NetworkPolicy"]["spec"]
+        http, admin = spec["ingress"]
+        assert (http["ports"], http["from"]) == ([{"port": 8000, "protocol": "TCP"}], [])
+        assert admin["ports"] == [{"port": 9464, "protocol": "TCP"}]
+        operator, *others = admin["from"]
+        assert operator == {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": config.pod_namespace}},
+            "podSelector": {"matchLabels": {"app.kubernetes.io/name": "outrider-operator"}},
+        }
+        expressions = [one["namespaceSelector"]["matchExpressions"] for one in others]
+        wanted = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": namespaces}
+        assert expressions == ([[wanted]] if namespaces else [])
+        assert spec["policyTypes"] == ["Ingress"]
+
+
+def test_network_policy_can_be_left_out() -> None:
+    assert set(KINDS) - set(build(MINIMAL, replace(CONFIG, network_policies=False))) == {"NetworkPolicy"}
+
+
+def test_time_to_load_is_that_of_the_startup_probe_and_of_the_deadline() -> None:
+    for seconds, failures in ((1800, 900), (31, 16)):
+        deployment = build(changed(MINIMAL, "engine.loadSeconds", seconds))["Deployment"]["spec"]
+        probes = deployment["template"]["spec"]["containers"][0]
+        startup = probes["startupProbe"]
+        assert (startup["httpGet"]["path"], startup["failureThreshold"]) == ("/readyz", failures)
+        assert startup["failureThreshold"] * startup["periodSeconds"] >= seconds
+        assert probes["livenessProbe"]["httpGet"]["path"] == "/healthz"
+        assert deployment["progressDeadlineSeconds"] == seconds + 600
+
+
+def test_replacement_changes_how_a_deployment_rolls_and_nothing_else() -> None:
+    surge, in_place = build(MINIMAL), build(changed(MINIMAL, "replacement", "inPlace"))
+    assert {kind for kind in KINDS if surge[kind] != in_place[kind]} == {"Deployment"}
+    rolling = [made["Deployment"]["spec"].pop("strategy")["rollingUpdate"] for made in (surge, in_place)]
+    assert rolling == [{"maxSurge": 1, "maxUnavailable": 0}, {"maxSurge": 0, "maxUnavailable": 1}]
+    assert surge == in_place
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,15 @@ from outrider_operator.diff import covers, overlay
         ({"initContainers": [{"name": "x"}]}, {"initContainers": []}, False),
         ({"automount": 0}, {"automount": False}, True),
         (["x"], ["x", "y"], False),
+        ({"selector": {"a": "b"}}, {"selector": {"a": "b"}}, True),
+        ({"selector": {"a": "b", "c": "d"}}, {"selector": {"a": "b"}}, False),
+        (
+            {"podSelector": {"matchLabels": {"a": "b"}, "matchExpressions": [{"key": "c"}]}},
+            {"podSelector": {"matchLabels": {"a": "b"}}},
+            False,
+        ),
+        ({"ports": [{"port": 1}]}, {"from": [], "ports": [{"port": 1}]}, True),
+        ({"from": [{"podSelector": {}}]}, {"from": []}, False),
     ],
 )
 def test_covers(live: Any, desired: Any, same: bool) -> None:
@@ -41,11 +50,12 @@ def test_overlay_drops_foreign_entries_and_keeps_other_fields() -> None:
         "metadata": {"resourceVersion": "7", "annotations": {"a": "b"}},
         "spec": {"l": [{"name": "x"}, {"name": "y"}]},
     }
-    live["spec"]["nodeSelector"] = {"a": "b"}
-    desired = {"metadata": {"labels": {"c": "d"}}, "spec": {"l": [{"name": "x"}], "nodeSelector": {}}}
+    live["spec"] |= {"nodeSelector": {"a": "b"}, "selector": {"a": "b", "c": "d"}}
+    spec = {"l": [{"name": "x"}], "nodeSelector": {}, "selector": {"a": "b"}}
+    desired = {"metadata": {"labels": {"c": "d"}}, "spec": spec}
     result = overlay(live, desired)
     assert result == {
         "metadata": {"resourceVersion": "7", "annotations": {"a": "b"}, "labels": {"c": "d"}},
-        "spec": {"l": [{"name": "x"}], "nodeSelector": {}},
+        "spec": spec,
     }
     assert covers(result, desired)

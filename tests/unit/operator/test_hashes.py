@@ -10,6 +10,7 @@ from unit.operator.builders import FULL, MINIMAL, changed
 
 NEITHER = [
     ("replicas", 5),
+    ("replacement", "inPlace"),
     ("workloads", [{"name": "chat"}]),
     ("objective", {"ttftMilliseconds": 1, "tpotMilliseconds": 1}),
     ("api.port", 81),
@@ -28,6 +29,7 @@ BOTH = [
     ("engine.nodeSelector", {"a": "b"}),
     ("engine.tolerations", [{"operator": "Exists"}]),
     ("engine.runtimeClassName", "nvidia"),
+    ("engine.loadSeconds", 60),
     ("engine.env", [{"name": "A", "value": "b"}]),
     ("engine.volumes", [{"name": "v", "mountPath": "/w", "persistentVolumeClaim": {"claimName": "c"}}]),
 ]
@@ -65,6 +67,7 @@ def test_operators_image_moves_both() -> None:
 
 def test_a_default_written_out_is_the_default() -> None:
     written = changed(changed(MINIMAL, "model.dtype", "auto"), "engine.resources", {})
+    written = changed(changed(written, "engine.loadSeconds", 1800), "replacement", "surge")
     assert hashes(changed(written, "proposer", {"method": "ngram", "maxDepth": 8})) == hashes(MINIMAL)
 
 

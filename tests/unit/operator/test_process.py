@@ -9,8 +9,9 @@ import sys
 import kopf
 import pytest
 
-from outrider_operator.__main__ import config_of, configure_logs, parse
+from outrider_operator.__main__ import config_of, configure_logs, identity_of, parse
 from outrider_operator.handlers import configure_kopf, registry
+from outrider_operator.sweep import CHILD_KINDS
 
 
 def test_flags() -> None:
@@ -19,6 +20,23 @@ def test_flags() -> None:
     assert config.image_pull_policy == "Never"
     assert config.namespaces == ("x", "y")
     assert (config.resync_seconds, config.progress_seconds) == (30.0, 2.5)
+
+
+def test_who_and_where() -> None:
+    flags = ["--serving-image=a", "--pod-namespace=ns", "--monitoring-namespaces=m, n", "--listen=[::]:81"]
+    options = parse([*flags, "--pod-name=outrider-1", "--network-policies=false"])
+    config = config_of(options)
+    assert (config.pod_namespace, config.monitoring_namespaces) == ("ns", ("m", "n"))
+    assert not config.network_policies
+    assert identity_of(options) == "outrider-1"
+    assert options.listen == ("::", 81)
+    assert parse(["--serving-image=a", "--listen="]).listen is None
+
+
+def test_two_processes_outside_of_pods_are_told_apart() -> None:
+    options = parse(["--serving-image=a"])
+    assert config_of(options).pod_namespace == "default"
+    assert identity_of(options) != identity_of(options)
 
 
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +52,10 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ([], "--serving-image is needed"),
         (["--serving-image=a", "--resync-seconds=0"], "must lie between 0.1 and 3600"),
         (["--serving-image=a", "--image-pull-policy=Sometimes"], "--image-pull-policy"),
+        (["--serving-image=a", "--lease-seconds=5"], "must lie between 6 and 3600"),
+        (["--serving-image=a", "--network-policies=yes"], "yes: must be true or false"),
+        (["--serving-image=a", "--listen=8080"], "8080: must be HOST:PORT"),
+        (["--serving-image=a", "--listen=:http"], ":http: must be HOST:PORT"),
     ],
 )
 def test_bad_flags(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,24 +77,34 @@ def test_environment_is_checked_like_flags(
     assert parse(["--serving-image=a", "--log-format=text"]).log_format == "text"
 
 
-def test_probes_are_not_logged() -> None:
+def test_a_request_that_kopf_sends_again_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     configure_logs("text")
-    assert not logging.getLogger("aiohttp.access").isEnabledFor(logging.INFO)
+    (handler, *_) = [each for each in logging.getLogger().handlers if each.filters]
+
+    def level(message: str) -> int:
+        record = logging.LogRecord("kopf", logging.ERROR, "", 0, message, (), None)
+        assert handler.filter(record)
+        return record.levelno
+
+    assert level("Request attempt #1/9 failed; will retry: GET https://x") == logging.WARNING
+    assert level("Request attempt #9/9 failed; escalating: GET https://x") == logging.ERROR
     assert logging.getLogger("outrider_operator").isEnabledFor(logging.INFO)
 
 
-async def test_a_child_wakes_the_model_that_its_label_names() -> None:
-    woken: list[tuple[str, str]] = []
-    handlers = registry(lambda namespace, name: woken.append((namespace, name)))._watching.get_all_handlers()
-    (of_pods,) = [handler for handler in handlers if str(handler.id) == "pods_event"]
-    for model in ("m", ""):
-        await of_pods.fn(namespace="ns", labels={"outrider.dev/model": model})  # type: ignore[call-arg]
-    assert woken == [("ns", "m")]
+async def test_any_news_are_heard() -> None:
+    heard: list[tuple[str, bool]] = []
+    handlers = registry(lambda found, deleted: heard.append((found["kind"], deleted)))
+    for handler in handlers._watching.get_all_handlers():
+        for kind in (None, "DELETED"):
+            event = {"type": kind, "object": {"kind": str(handler.id)}}
+            await handler.fn(event=event)  # type: ignore[call-arg]
+    assert len(heard) == 16
+    assert ("pods_event", True) in heard
 
 
 def test_kopf_leaves_no_trace_on_resources() -> None:
     """Only event handlers: anything else would put a finalizer or an annotation on the resource."""
-    handlers = registry(lambda namespace, name: None)
+    handlers = registry(lambda found, deleted: None)
     assert handlers._watching.get_all_handlers()
     for other in (handlers._changing, handlers._spawning, handlers._indexing):
         assert not other.get_all_handlers()
@@ -82,7 +114,7 @@ def test_only_children_of_ours_are_watched() -> None:
     settings = kopf.OperatorSettings()
     configure_kopf(settings)
     assert dict.fromkeys(settings.watching.label_selectors.values()) == {"outrider.dev/model": None}
-    assert len(settings.watching.label_selectors) == 5
+    assert len(settings.watching.label_selectors) == len(CHILD_KINDS) == 7
     assert not settings.posting.enabled
     assert settings.scanning.disabled
 

@@ -100,7 +100,7 @@ def test_columns_and_subresources() -> None:
 def test_defaults_are_complete_and_without_nulls() -> None:
     spec = ROOT["properties"]["spec"]["properties"]
     assert spec["proposer"]["default"] == {"method": "ngram", "minDepth": 1, "maxDepth": 8}
-    assert spec["engine"]["default"] == {"resources": {}}
+    assert spec["engine"]["default"] == {"resources": {}, "loadSeconds": 1800}
 
 
 class Inner(BaseModel):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from outrider_operator.names import served_name
 from outrider_operator.spec import SpeculativeModelSpec
 from unit.operator.builders import FULL, MINIMAL, changed
 
@@ -62,6 +63,17 @@ REFUSED: list[tuple[str, object, str]] = [
     ("engine.env", [{"name": "A", "value": "x", "valueFrom": SECRET}], "value or valueFrom, not both"),
     ("engine.env", [{"name": "A", "valueFrom": {}}], "exactly one of secretKeyRef and configMapKeyRef"),
     ("engine.env", [{"name": "OUTRIDER_CHAT_TEMPLATE", "value": "x"}], "use model.chatTemplate"),
+    (
+        "engine.env",
+        [{"name": f"A{n}", "value": "é" * 4096} for n in range(17)],
+        "engine.env must not be longer than 65536 characters in all: put long ones into a ConfigMap or "
+        "Secret and name it by valueFrom, or mount a volume (they have 69632)",
+    ),
+    ("engine.loadSeconds", 29, "greater than or equal to 30"),
+    ("engine.loadSeconds", 86_401, "less than or equal to 86400"),
+    ("replacement", "recreate", "'surge' or 'inPlace'"),
+    ("api.keysSecretRef", {"name": "s", "namespace": "other"}, "Extra inputs are not permitted"),
+    ("api.keysSecretRef", {"name": "other/s"}, "should match pattern"),
     ("engine.tolerations", [{"value": "x"}], "without a key needs operator Exists"),
 ]
 
@@ -89,6 +101,7 @@ def test_accepted_and_written_back_the_same(spec: dict[str, Any]) -> None:
 def test_defaults() -> None:
     spec = SpeculativeModelSpec.model_validate(MINIMAL)
     assert (spec.replicas, spec.api.port, spec.model.dtype) == (1, 8000, "auto")
+    assert (spec.replacement, spec.engine.load_seconds) == ("surge", 1800)
     assert (spec.proposer.method, spec.proposer.max_depth) == ("ngram", 8)
 
 
@@ -112,3 +125,24 @@ def test_a_path_on_a_volume_is_accepted() -> None:
     assert SpeculativeModelSpec.model_validate(spec).model.source.path == "/models/x"
     with pytest.raises(ValidationError, match="lies on none"):
         SpeculativeModelSpec.model_validate(changed(spec, "model.source", {"path": "/models-of-others/x"}))
+
+
+def test_values_of_variables_up_to_the_bound_are_accepted() -> None:
+    spec = changed(MINIMAL, "engine.env", [{"name": f"A{n}", "value": "é" * 4096} for n in range(16)])
+    assert len(SpeculativeModelSpec.model_validate(spec).engine.env or ()) == 16
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ({"model": {"servedName": "x"}}, "x"),
+        ({"model": {"servedName": ""}}, "m"),
+        ({"model": {"servedName": ["x"]}}, "m"),
+        ({"model": "x"}, "m"),
+        ({}, "m"),
+        (None, "m"),
+        (FULL, "org/name:tuned"),
+    ],
+)
+def test_served_name_of_a_spec_that_need_not_be_valid(spec: object, name: str) -> None:
+    assert served_name({"metadata": {"name": "m"}, "spec": spec}) == name

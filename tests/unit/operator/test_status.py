@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from outrider_operator.events import Event, action_event, transition_events
+from outrider_operator.events import Event, action_events, transition_events
 from outrider_operator.observation import Observation, PodReport
-from outrider_operator.plan import Apply, Delete, plan
+from outrider_operator.plan import Apply, Delete
 from outrider_operator.report import SpeculativeModelStatus
-from outrider_operator.status import is_settled, next_status
+from outrider_operator.status import next_look, next_status
 from unit.operator.builders import (
     CONFIG,
+    FULL,
     MINIMAL,
     NOW,
     changed,
     crashed,
     hash_of,
     live_children,
+    plan,
     pod,
     report,
     resource,
@@ -32,12 +34,17 @@ Object = dict[str, Any]
 
 
 def status_of(seen: Observation, errors: tuple[str, ...] = ()) -> Object:
-    return next_status(seen, plan(seen, CONFIG), errors)
+    return next_status(seen, plan(seen), errors)
 
 
 def condition(status: Object, kind: str) -> Object:
     (found,) = [c for c in status["conditions"] if c["type"] == kind]
     return dict(found)
+
+
+def is_settled(status: Object) -> bool:
+    """Whether it is looked at again as late as can be, though it has only just changed."""
+    return next_look(status, NOW, CONFIG) == CONFIG.resync_seconds
 
 
 def summary(status: Object, kind: str = "Ready") -> tuple[str, str]:
@@ -214,18 +221,30 @@ def test_a_deployment_that_may_not_make_pods_says_why() -> None:
     }
     children["Deployment", f"m-{hash_of()}"]["status"]["conditions"] = [failure]
     found = condition(status_of(replace(starting(), children=children, pods=())), "Ready")
-    assert (found["reason"], found["message"]) == ("FailedCreate", "exceeded quota")
+    hint = "kubectl describe resourcequota shows what uses it up"
+    assert (found["reason"], found["message"]) == ("FailedCreate", f"exceeded quota; {hint}")
+
+
+LATE = {
+    "type": "Progressing",
+    "status": "False",
+    "reason": "ProgressDeadlineExceeded",
+    "message": "timed out",
+}
+
+
+def test_past_the_deadline_the_cause_is_that_of_the_pod() -> None:
+    children = live_children(available=0)
+    children["Deployment", f"m-{hash_of()}"]["status"]["conditions"] = [LATE]
+    status = status_of(replace(starting(containerStatuses=LOOP), children=children))
+    assert summary(status) == ("False", "CrashLoopBackOff")
+    assert summary(status, "Progressing") == ("False", "ProgressDeadlineExceeded")
+    assert "model 'x' was not found" in condition(status, "Progressing")["message"]
 
 
 def test_past_the_deadline_it_no_longer_progresses() -> None:
     children = live_children(available=0)
-    late = {
-        "type": "Progressing",
-        "status": "False",
-        "reason": "ProgressDeadlineExceeded",
-        "message": "timed out",
-    }
-    children["Deployment", f"m-{hash_of()}"]["status"]["conditions"] = [late]
+    children["Deployment", f"m-{hash_of()}"]["status"]["conditions"] = [LATE]
     status = status_of(replace(starting(), children=children))
     assert summary(status, "Progressing") == ("False", "ProgressDeadlineExceeded")
     assert summary(status) == ("False", "ProgressDeadlineExceeded")
@@ -379,6 +398,210 @@ def test_a_long_message_is_cut() -> None:
     assert message.endswith("…")
 
 
+def ran(seconds: int, **more: Any) -> list[Object]:
+    """A container that ended so long after its start, and runs again."""
+    moments = {"startedAt": "2030-01-02T00:00:00Z"}
+    moments["finishedAt"] = (datetime(2030, 1, 2, tzinfo=UTC) + timedelta(seconds=seconds)).isoformat()
+    ended = {"exitCode": 0, "reason": "Completed", **moments, **more}
+    return crashed(state={"running": {}}, restarts=1, last={"terminated": ended})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(1795, False), (1800, True), (1875, True), (2000, True), (86_400, False)]
+)
+def test_a_load_that_was_cut_off_says_which_field_gives_it_more_time(seconds: int, told: bool) -> None:
+    message = condition(status_of(starting(containerStatuses=ran(seconds))), "Ready")["message"]
+    assert ("raise spec.engine.loadSeconds" in message) is told
+
+
+@pytest.mark.parametrize(
+    ("warning", "fields"),
+    [
+        (
+            'MountVolume.SetUp failed for volume "keys" : secret "tenants" not found',
+            ["spec.api.keysSecretRef"],
+        ),
+        ('secret "hub" not found', ["spec.model.source.hub.tokenSecretRef"]),
+        ("couldn't find key t in Secret ns/hub", ["spec.model.source.hub.tokenSecretRef"]),
+        ("couldn't find key k in ConfigMap ns/c", ["spec.engine.env[FROM_MAP]"]),
+        ('configmap "c" not found', ["spec.engine.env[FROM_MAP]"]),
+        ('Secret "s" not found', ["spec.engine.env[FROM_SECRET]"]),
+        ('persistentvolumeclaim "q" not found. not found', ["spec.engine.volumes[b]"]),
+        ('persistentvolumeclaim "q" is being deleted', ["spec.engine.volumes[b]"]),
+        ('secret "else" not found', []),
+        ('configmap "m" not found', []),
+        ("node not found", []),
+    ],
+)
+def test_a_missing_object_is_traced_to_the_field_that_names_it(warning: str, fields: list[str]) -> None:
+    one = changed(FULL, "replicas", 1)
+    seen = replace(
+        serving(one),
+        children=live_children(one, available=0),
+        pods=(pod("p1", spec=one, ready=False, containerStatuses=CREATING),),
+        warnings={"p1": warning},
+    )
+    message = condition(status_of(seen), "Ready")["message"]
+    assert message == "; ".join([f"pod p1: {warning}", *(f"it is named by {field}" for field in fields)])
+
+
+@pytest.mark.parametrize(
+    ("pod_status", "hint"),
+    [
+        ({"containerStatuses": PULLING}, "it is named by the operator's setting serving-image"),
+        ({"containerStatuses": FIRST_CRASH}, "spec.engine.resources.limits.memory"),
+        (
+            {"conditions": [UNSCHEDULABLE[0] | {"message": "1 node(s) were unschedulable"}]},
+            "kubectl uncordon",
+        ),
+        ({"conditions": [UNSCHEDULABLE[0] | {"message": "1 Insufficient cpu"}]}, "spec.engine.resources"),
+    ],
+)
+def test_trouble_says_where_to_look(pod_status: Object, hint: str) -> None:
+    assert hint in condition(status_of(starting(**pod_status)), "Ready")["message"]
+
+
+class TestNoRoomBesideTheOldPods:
+    OLD = changed(MINIMAL, "model.dtype", "float16")
+
+    def status(self, spec: Object, *, old: int = 1, **pod_status: Any) -> Object:
+        seen = replace(
+            starting(**pod_status),
+            resource=resource(spec),
+            children=live_children(spec, available=0) | older(self.OLD, available=old),
+        )
+        return status_of(seen)
+
+    def test_the_field_that_frees_it_is_named(self) -> None:
+        status = self.status(MINIMAL, conditions=UNSCHEDULABLE)
+        assert summary(status) == ("False", "Unschedulable")
+        for kind in ("Ready", "Progressing"):
+            message = condition(status, kind)["message"]
+            assert "0/1 nodes; the pods of the earlier spec keep serving" in message
+            assert "spec.replacement: inPlace ends the old ones first" in message
+
+    def test_only_while_old_ones_serve(self) -> None:
+        status = self.status(MINIMAL, old=0, conditions=UNSCHEDULABLE)
+        assert condition(status, "Ready")["message"] == "pod p1: 0/1 nodes"
+
+    def test_not_of_other_trouble(self) -> None:
+        assert "inPlace" not in str(self.status(MINIMAL, containerStatuses=LOOP))
+
+    def test_in_place_it_says_what_goes_on(self) -> None:
+        wanted = changed(MINIMAL, "replacement", "inPlace")
+        going = pod("p0", spec=self.OLD)
+        going["metadata"]["deletionTimestamp"] = "2030-01-02T03:05:05Z"
+        nothing_yet = live_children(changed(wanted, "replicas", 0))
+        old = older(changed(self.OLD, "replicas", 0), available=0)
+        seen = Observation(resource=resource(wanted), now=NOW, children=nothing_yet | old, pods=(going,))
+        status = status_of(seen)
+        assert summary(status) == ("False", "PodsStarting")
+        message = condition(status, "Ready")["message"]
+        assert message.startswith("0 of 1 pod ready; old pods end one at a time")
+
+
+def older(spec: Object, *, available: int) -> dict[tuple[str, str], Object]:
+    return {k: child for k, child in live_children(spec, available=available).items() if k[0] == "Deployment"}
+
+
+class TestChildrenThatAreDeleted:
+    def status(self, key: tuple[str, str], finalizers: list[str], **more: Any) -> Object:
+        children = copy.deepcopy(dict(serving().children) | more.get("also", {}))
+        children[key]["metadata"] |= {"deletionTimestamp": "2030-01-01T00:00:00Z", "finalizers": finalizers}
+        return status_of(replace(serving(), children=children))
+
+    def test_one_that_just_goes(self) -> None:
+        for finalizers in ([], ["foregroundDeletion"]):
+            status = self.status(("Service", "m"), finalizers)
+            assert summary(status) == ("False", "ChildDeleting")
+            assert summary(status, "Progressing") == ("True", "ChildDeleting")
+            assert condition(status, "Ready")["message"] == "Service m is being deleted"
+            assert summary(status, "Available") == ("True", "Serving")
+
+    def test_one_that_waits_for_its_finalizers(self) -> None:
+        status = self.status(("Deployment", f"m-{hash_of()}"), ["example.com/a", "example.com/b"])
+        assert summary(status) == ("False", "DeletionBlocked")
+        assert condition(status, "Ready")["message"] == (
+            f"Deployment m-{hash_of()} is being deleted and waits for its finalizers: "
+            "example.com/a, example.com/b"
+        )
+        (event,) = transition_events(status_of(serving()), status)
+        assert (event.type, event.reason) == ("Warning", "DeletionBlocked")
+
+    def test_an_old_deployment_that_waits_for_its_finalizers(self) -> None:
+        old = changed(MINIMAL, "model.dtype", "float16")
+        key = ("Deployment", f"m-{hash_of(old)}")
+        status = self.status(key, ["example.com/a"], also=older(old, available=1))
+        assert summary(status) == ("False", "DeletionBlocked")
+        assert summary(self.status(key, [], also=older(old, available=1))) == ("False", "OldPodsEnding")
+
+    def test_it_heals(self) -> None:
+        status = self.status(("Service", "m"), ["example.com/a"])
+        assert summary(status_of(with_status(serving(), status))) == ("True", "Serving")
+
+
+def test_a_namespace_that_is_terminating_is_told_as_such() -> None:
+    errors = (
+        'Service m: services "m" is forbidden: unable to create new content in namespace ns because it is '
+        "being terminated",
+    )
+    status = status_of(serving(), errors)
+    for kind in ("Ready", "Progressing"):
+        assert summary(status, kind) == ("False", "NamespaceTerminating")
+        assert condition(status, kind)["message"].startswith("the namespace is being deleted")
+    assert is_settled(status)
+
+
+class TestNamesakes:
+    def test_are_told_by_name_and_do_not_touch_ready(self) -> None:
+        status = status_of(replace(serving(), namesakes=("a", "b")))
+        assert summary(status) == ("True", "Serving")
+        assert summary(status, "ServedNameConflict") == ("True", "AlsoServed")
+        message = condition(status, "ServedNameConflict")["message"]
+        assert message.startswith(
+            "spec.model.servedName: m is also the name by which requests address a, b, of this namespace"
+        )
+        assert is_settled(status)
+
+    def test_of_many_a_few(self) -> None:
+        many = tuple(f"n{number}" for number in range(999))
+        message = condition(status_of(replace(serving(), namesakes=many)), "ServedNameConflict")["message"]
+        assert "address n0, n1, n2, n3, n4 and 994 more, of this" in message
+
+    def test_an_invalid_spec_has_them_too(self) -> None:
+        seen = replace(serving(), resource=resource({"model": {"servedName": "x"}}), namesakes=("a",))
+        message = condition(status_of(seen), "ServedNameConflict")["message"]
+        assert message.startswith("spec.model.servedName: x is also")
+
+    def test_the_condition_goes_away(self) -> None:
+        before = status_of(replace(serving(), namesakes=("a",)))
+        healed = status_of(with_status(serving(), before))
+        assert {c["type"] for c in healed["conditions"]} == {"Ready", "Available", "Progressing"}
+
+
+class TestNextLook:
+    def test_settled_it_has_time(self) -> None:
+        assert next_look(status_of(serving()), NOW, CONFIG) == 30
+
+    @pytest.mark.parametrize(
+        ("elapsed", "seconds"), [(-5, 2.5), (0, 2.5), (25, 2.5), (60, 6), (299, 29.9), (9999, 30)]
+    )
+    def test_the_longer_nothing_comes_of_it_the_later(self, elapsed: float, seconds: float) -> None:
+        status = status_of(starting())
+        later = NOW + timedelta(seconds=elapsed)
+        assert next_look(status, later, CONFIG) == pytest.approx(seconds)
+
+    def test_counted_from_the_newest_change(self) -> None:
+        status = status_of(starting())
+        first, second = (c for c in status["conditions"] if c["type"] in ("Ready", "Progressing"))
+        second["lastTransitionTime"] = "2030-01-02T03:14:05Z"
+        assert first["lastTransitionTime"] < second["lastTransitionTime"]
+        assert next_look(status, NOW + timedelta(seconds=660), CONFIG) == pytest.approx(6)
+
+    def test_without_conditions_soon(self) -> None:
+        assert next_look({}, NOW, CONFIG) == 2.5
+
+
 class TestEvents:
     def events(self, before: Object, after: Object) -> list[Event]:
         return list(transition_events(before, after))
@@ -404,10 +627,13 @@ class TestEvents:
 
     def test_of_actions(self) -> None:
         child = {"kind": "Service", "metadata": {"name": "m"}}
-        assert action_event(Apply(child, "it did not exist", created=True)) == Event(
-            "Normal", "Created", "created Service m: it did not exist"
-        )
-        assert action_event(Apply(child, "it was edited", created=False)).reason == "Updated"
-        assert action_event(Delete("Deployment", "m-1", "u", "m-2 has taken over")).message == (
-            "deleted Deployment m-1: m-2 has taken over"
-        )
+        actions = [
+            Apply(child, "it did not exist", created=True),
+            Apply(child, "it was edited", created=False),
+            Delete("Deployment", "m-1", "u", "m-2 has taken over"),
+        ]
+        assert list(action_events(actions)) == [
+            Event("Normal", "Created", "created Service m: it did not exist"),
+            Event("Normal", "Updated", "updated Service m: it was edited"),
+            Event("Normal", "Deleted", "deleted Deployment m-1: m-2 has taken over"),
+        ]

@@ -1,0 +1,71 @@
+"""The look at everything: one list of metadata for each kind, which shows what a watch has not told.
+
+A watch may go silent, and one that begins again does not tell of what was deleted in between. So every resync
+interval the names and versions of all that is watched are listed, and only what differs is read. The first
+sweep, over an empty cache, is the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from outrider_operator import names
+from outrider_operator.cache import Cache, Differences, Key
+from outrider_operator.client import Client
+from outrider_operator.observation import Object
+
+CHILD_KINDS: Final = (
+    "ConfigMap",
+    "Deployment",
+    "NetworkPolicy",
+    "Pod",
+    "PodDisruptionBudget",
+    "Service",
+    "ServiceAccount",
+)
+"""Kinds of which those with our label are watched and listed."""
+
+_READ_ONE_BY_ONE: Final = 20
+"""Of more differences than these, the whole kind is read."""
+
+
+class Sweeper:
+    """Sweeps the namespaces that the operator serves: those named, or all."""
+
+    def __init__(self, client: Client, cache: Cache, namespaces: Sequence[str]) -> None:
+        self._client = client
+        self._cache = cache
+        self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
+
+    async def sweep(self) -> frozenset[Key]:
+        """Compare, read what differs; the SpeculativeModels that it may matter to.
+
+        Raises:
+            ApiError: a list was refused or did not come.
+        """
+        touched: set[Key] = set()
+        for namespace in self._namespaces:
+            for kind in (names.KIND, *CHILD_KINDS):
+                touched |= await self._sweep_kind(kind, namespace)
+        return frozenset(touched)
+
+    async def _sweep_kind(self, kind: str, namespace: str | None) -> frozenset[Key]:
+        labels = "" if kind == names.KIND else names.MODEL_LABEL
+        entries, listed_at = await self._client.list_metadata(kind, namespace, labels=labels)
+        scope = None if namespace is None else {namespace}
+        differences = self._cache.compare(kind, scope, entries, listed_at)
+        return differences.gone | await self._read(kind, namespace, labels, differences)
+
+    async def _read(
+        self, kind: str, namespace: str | None, labels: str, differences: Differences
+    ) -> frozenset[Key]:
+        unknown = differences.unknown
+        found: Iterable[Object | None] = ()
+        if len(unknown) > _READ_ONE_BY_ONE or (unknown and kind == "Pod"):  # of pods only lists are allowed
+            found = await self._client.list_all(kind, namespace, labels=labels)
+        elif unknown:
+            calls = (self._client.get(kind, entry.namespace, entry.name) for entry in unknown)
+            found = await asyncio.gather(*calls)
+        return frozenset(key for each in found if each is not None for key in self._cache.put(each))
