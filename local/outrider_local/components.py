@@ -57,6 +57,11 @@ def commands(layout: Layout, programs: Programs) -> dict[str, list[str]]:
             f"--service-cluster-ip-range={addresses.SERVICE_NETWORK}",
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
+            f"--audit-policy-file={conf}/audit.json",
+            f"--audit-log-path={layout.audit_log}",
+            # MiB a part, and older parts kept: a busy operator writes about 2 MiB for a thousand requests.
+            "--audit-log-maxsize=50",
+            "--audit-log-maxbackup=3",
             "--allow-privileged=true",
         ],
         "kube-controller-manager": [

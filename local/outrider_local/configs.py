@@ -137,6 +137,29 @@ def cni() -> str:
     )
 
 
+def audit_policy() -> str:
+    """Who asked for what, without bodies: pods (the operator, wherever it is), and who but the control plane
+    touched a Lease.
+
+    A policy matches groups by their whole name. So the control plane's own service accounts are taken out
+    first; all others follow, whatever their namespace.
+    """
+    leases = {"group": "coordination.k8s.io", "resources": ["leases"]}
+    policy = {
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [
+            {"level": "None", "userGroups": ["system:serviceaccounts:kube-system"]},
+            {"level": "Metadata", "userGroups": ["system:serviceaccounts"]},
+            {"level": "None", "resources": [leases], "namespaces": ["kube-system", "kube-node-lease"]},
+            {"level": "Metadata", "resources": [leases]},
+            {"level": "None"},
+        ],
+    }
+    return json.dumps(policy, indent=1) + "\n"
+
+
 def kubelet(layout: Layout, cgroup_version: int) -> str:
     """What kubelet runs by.
 
@@ -230,6 +253,7 @@ def write_all(layout: Layout, cgroup_version: int, cni_plugins: Path, runc: str,
             layout, cni_plugins, runc, layout.conf / "base-spec.json"
         ),
         layout.cni / "10-outrider.conflist": cni(),
+        layout.conf / "audit.json": audit_policy(),
         layout.conf / "kubelet.json": kubelet(layout, cgroup_version),
         layout.conf / "proxy.json": kube_proxy(layout),
         layout.conf / "Corefile": corefile(layout),

@@ -54,6 +54,11 @@ class Layout:
         return self.root / "log"
 
     @property
+    def audit_log(self) -> Path:
+        """What service accounts asked of the API server, a JSON object a line; older parts lie beside it."""
+        return self.log / "audit.log"
+
+    @property
     def etcd(self) -> Path:
         """Etcd's data."""
         return self.root / "etcd"

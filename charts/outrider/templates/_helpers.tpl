@@ -20,6 +20,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
 {{- end -}}
 
+{{- define "outrider.metricsName" -}}
+{{- printf "%s-metrics" (include "outrider.fullname" . | trunc 55 | trimSuffix "-") -}}
+{{- end -}}
+
 {{- define "outrider.operatorImage" -}}
 {{ .Values.operator.image | default (printf "outrider/operator:%s" .Chart.AppVersion) }}
 {{- end -}}
@@ -42,10 +46,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [""]
   resources: [configmaps, serviceaccounts, services]
   verbs: [get, list, watch, create, patch, update]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, update, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, update]
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
 - apiGroups: [""]
   resources: [events]
-  verbs: [list, create]
+  verbs: [list, create, patch]
 {{- end -}}

@@ -77,3 +77,22 @@ def test_every_component_is_started_and_stopped(monkeypatch: pytest.MonkeyPatch)
     assert commands["kubelet"][0] == "/cache/kube/kubelet"
     assert commands["etcd"][0] == "/usr/bin/etcd"
     assert "--authorization-mode=Node,RBAC" in commands["kube-apiserver"]
+
+
+def test_the_api_server_logs_what_service_accounts_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(components, "require", lambda tool: f"/usr/bin/{tool}")
+    programs = Programs({name: Path("/cache") / name for name in MODULES})
+    flags = components.commands(LAYOUT, programs)["kube-apiserver"]
+    assert f"--audit-log-path={LAYOUT.audit_log}" in flags
+    assert f"--audit-policy-file={LAYOUT.conf}/audit.json" in flags
+    bounds = [flag for flag in flags if flag.startswith(("--audit-log-maxsize=", "--audit-log-maxbackup="))]
+    assert len(bounds) == 2
+
+    policy = json.loads(configs.audit_policy())
+    assert policy["omitStages"] == ["RequestReceived"]
+    levels = [rule["level"] for rule in policy["rules"]]
+    assert levels == ["None", "Metadata", "None", "Metadata", "None"]  # the first rule that fits decides
+    control_plane, accounts, *_ = policy["rules"]
+    assert control_plane["userGroups"] == ["system:serviceaccounts:kube-system"]
+    assert accounts["userGroups"] == ["system:serviceaccounts"]
+    assert policy["rules"][-1] == {"level": "None"}  # and not the requests of people
