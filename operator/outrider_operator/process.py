@@ -63,8 +63,7 @@ class Process:
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
+        self._heed_signals()
         async with AsyncExitStack() as stack:
             if self._standing.listen is not None:
                 await stack.enter_async_context(health.serve(*self._standing.listen, self._instruments))
@@ -114,7 +113,7 @@ class Process:
         cache, config = Cache(), self._config
         sweeper = Sweeper(client, cache, config.namespaces)
         async with httpx.AsyncClient(trust_env=False, follow_redirects=False) as admin:
-            reconciler = Reconciler(client, admin, cache, config)
+            reconciler = Reconciler(client, admin, cache, config, lambda *key: queue.add(*key))
             queue = WorkQueue(reconciler.reconcile, report=self._instruments.passed)
             self._instruments.watch_work(depth=lambda: queue.depth, models=lambda: list(cache.models()))
 
@@ -133,13 +132,19 @@ class Process:
                     task.cancel()
 
     async def _watch(self, handlers: kopf.OperatorRegistry) -> None:
-        await kopf.operator(
+        ours = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
             registry=handlers,
             standalone=True,
             clusterwide=not self._config.namespaces,
             namespaces=self._config.namespaces,
-            stop_flag=self._stop,
         )
+        self._heed_signals()  # kopf's own handlers would wait 5 s for each task of this loop, also ours
+        await kopf.run_tasks(tasks, ignored=ours)
+
+    def _heed_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
 
     async def _first_sweep(self, sweeper: Sweeper, queue: WorkQueue) -> None:
         while not await self._sweep(sweeper, queue):  # noqa: ASYNC110  what is waited for is not in this process

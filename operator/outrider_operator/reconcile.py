@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import httpx
 
+from outrider_operator import names
 from outrider_operator.cache import Cache
 from outrider_operator.client import ApiError, Client
 from outrider_operator.config import OperatorConfig
@@ -13,7 +15,7 @@ from outrider_operator.diff import covers, overlay
 from outrider_operator.events import action_events, transition_events
 from outrider_operator.observation import Observation, is_deleting
 from outrider_operator.observe import cached, observe, observe_again
-from outrider_operator.plan import Apply, Delete, Plan, Scale, decide, intent
+from outrider_operator.plan import Apply, Delete, Intent, Plan, Scale, decide, intent
 from outrider_operator.recorder import Recorder
 from outrider_operator.status import next_look, next_status
 
@@ -26,29 +28,37 @@ class Reconciler:
     """Brings SpeculativeModels and their children together."""
 
     def __init__(
-        self, client: Client, admin: httpx.AsyncClient, cache: Cache, config: OperatorConfig
+        self,
+        client: Client,
+        admin: httpx.AsyncClient,
+        cache: Cache,
+        config: OperatorConfig,
+        wake: Callable[[str, str], None],
     ) -> None:
         self._client = client
         self._admin = admin
         self._cache = cache
         self._config = config
+        self._wake = wake
         self._recorder = Recorder(client)
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
         """One pass over one SpeculativeModel; seconds until the next, or None once there is none."""
-        seen = cached(self._cache, namespace, name)
-        if seen is None or is_deleting(seen.resource):
+        looked = await self._look(namespace, name)
+        if looked is None:
             return None
-        wanted = intent(seen.resource, self._config)
-        seen = await observe(self._client, self._admin, seen, wanted.names)
+        wanted, bare = looked
+        seen = await observe(self._client, self._admin, bare, wanted.names)
         decision = decide(wanted, seen)
         done, errors = await self._carry_out(seen, decision)
         if decision.actions:  # what was done is reported as it then looks, not as a moment of disorder
-            seen = observe_again(self._cache, seen)
-            if seen is None or is_deleting(seen.resource):
+            after = observe_again(self._cache, seen)
+            if after is None or is_deleting(after.resource):
                 return None
-            wanted = intent(seen.resource, self._config)  # the spec may have changed meanwhile
-            decision = decide(wanted, seen)
+            seen = after
+            decision = decide(
+                intent(seen.resource, self._config), seen
+            )  # the spec may have changed meanwhile
         status = next_status(seen, decision, errors)
         events = list(action_events(done))
         if status != seen.status:
@@ -62,6 +72,28 @@ class Reconciler:
         for event in events:
             await self._recorder.record(seen.resource, event)
         return next_look(status, seen.now, self._config)
+
+    async def _look(self, namespace: str, name: str) -> tuple[Intent, Observation] | None:
+        """What is wanted and what the cache holds; None where nothing is wanted any more.
+
+        Where a child is missing, and so about to be created, the SpeculativeModel itself is read first:
+        children that are deleted with it may be heard of before its own deletion is.
+        """
+        seen = cached(self._cache, namespace, name)
+        if seen is None or is_deleting(seen.resource):
+            return None
+        wanted = intent(seen.resource, self._config)
+        if all(key in seen.children for key in wanted.names):
+            return wanted, seen
+        live = await self._client.get(names.KIND, namespace, name)
+        if live is None:
+            return None
+        for key in self._cache.put(live) - {(namespace, name)}:
+            self._wake(*key)
+        seen = cached(self._cache, namespace, name)
+        if seen is None or is_deleting(seen.resource):
+            return None
+        return intent(seen.resource, self._config), seen
 
     async def _carry_out(self, seen: Observation, decision: Plan) -> tuple[list[Action], list[str]]:
         """Do what was planned; what the API server refuses is reported, and does not stop the rest.
