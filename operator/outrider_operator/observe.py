@@ -27,6 +27,9 @@ _ADMIN_SECONDS: Final = 3.0
 _MAX_ADMIN_ANSWER: Final = 64 * 1024
 _MAX_ADMIN_CALLS: Final = 32
 
+_OF_CONTAINERS: Final = frozenset({"BackOff", "Failed", "Unhealthy"})
+"""Reasons of the kubelet's warnings that the container's own state tells too, a moment later and better."""
+
 
 async def observe(
     client: Client, admin: httpx.AsyncClient, seen: Observation, wanted: Iterable[Key]
@@ -115,7 +118,11 @@ async def _warnings(client: Client, namespace: str, pods: Iterable[Object]) -> d
 
     async def newest(pod: Object) -> str | None:
         fields = f"involvedObject.uid={pod['metadata']['uid']},type=Warning"
-        events = await client.list_all("Event", namespace, fields=fields)
+        events = [
+            event
+            for event in await client.list_all("Event", namespace, fields=fields)
+            if event.get("reason") not in _OF_CONTAINERS
+        ]
         if not events:
             return None
         latest = max(

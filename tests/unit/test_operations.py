@@ -1,0 +1,96 @@
+"""docs/operations.md has every condition, reason, right and metric of the operator, and no other right."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from outrider_operator import conditions, events, instruments, trouble
+from outrider_operator.report import ConditionType
+from unit.chart.test_chart import documents, template
+
+PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+
+
+def section(title: str) -> str:
+    """A section's text, up to the next heading of the same or a higher level."""
+    (level, begin) = next(
+        (len(found[1]), found.end()) for found in re.finditer(r"^(#+) (.*)$", PAGE, re.M) if found[2] == title
+    )
+    end = re.search(rf"^#{{1,{level}}} ", PAGE[begin:], re.M)
+    return PAGE[begin : begin + end.start()] if end else PAGE[begin:]
+
+
+def rows(title: str) -> Iterator[list[str]]:
+    lines = [line for line in section(title).splitlines() if line.startswith("|")]
+    for line in lines[2:]:
+        yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def words(cell: str) -> list[str]:
+    return re.findall(r"`(\w+)`", cell)
+
+
+def reasons(module: object, call: str, position: int) -> set[str]:
+    """Literals that the module passes to a call at that position: the reasons that it can give."""
+    tree = ast.parse(Path(str(getattr(module, "__file__"))).read_text())  # noqa: B009
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == call:
+            for part in ast.walk(node.args[position]):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    found.add(part.value)
+    return {each for each in found if re.fullmatch(r"[A-Z]\w+", each)}
+
+
+def test_every_condition() -> None:
+    documented = {word for row in rows("Conditions") for word in words(row[0])}
+    assert documented == set(ConditionType)
+
+
+def test_every_reason() -> None:
+    documented = {word for row in rows("Reasons of Ready, and what to do") for word in words(row[0])}
+    given = reasons(conditions, "Finding", 1) | reasons(trouble, "Trouble", 0)
+    assert given
+    of_other_conditions = {"NotOurs", "AlsoServed", "BadEntry", "Complete"}
+    assert given - of_other_conditions - documented == set()
+    assert documented >= events.UNDER_WAY
+
+
+def test_every_right() -> None:
+    def rules(*values: str) -> dict[tuple[str, str], set[str]]:
+        found: dict[tuple[str, str], set[str]] = {}
+        for document in documents(template(*values)):
+            for rule in document.get("rules", ()):
+                for group in rule["apiGroups"]:
+                    for resource in rule["resources"]:
+                        found.setdefault((group or "core", resource), set()).update(rule["verbs"])
+        return found
+
+    documented: dict[tuple[str, str], set[str]] = {}
+    for group, resources, verbs, _ in rows("Rights"):
+        known = set(re.findall(r"get|list|watch|create|patch|update|delete", verbs))
+        documented |= {(group, resource): known for resource in resources.split(", ")}
+    assert documented == rules() == rules("--set=watchNamespaces={a}")
+
+
+def test_every_metric() -> None:
+    source = Path(instruments.__file__).read_text()
+    names = {name.replace(".", "_") for name in re.findall(r'"(outrider\.operator\.[a-z.]+)"', source)}
+    documented = " ".join(row[0] for row in rows("Metrics"))
+    assert names
+    assert {name for name in names if name not in documented} == set()
+
+
+def test_links_lead_somewhere() -> None:
+    anchors = {
+        re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)$", PAGE, re.M)
+    }
+    for target in re.findall(r"\]\(([^)]+)\)", PAGE):
+        if target.startswith("#"):
+            assert target[1:] in anchors
+        else:
+            assert (Path(__file__).parents[2] / "docs" / target).exists(), target
