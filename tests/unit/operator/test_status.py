@@ -129,6 +129,20 @@ def test_pods_are_starting() -> None:
     assert summary(status, "Progressing") == ("True", "PodsStarting")
 
 
+def pulling(port: int) -> list[dict[str, Any]]:
+    error = f"dial tcp: lookup registry.example: read udp 10.77.0.1:{port}->10.96.0.10:53: i/o timeout"
+    message = f'Back-off pulling image "x": ErrImagePull: {error}'
+    return crashed(state={"waiting": {"reason": "ImagePullBackOff", "message": message}})
+
+
+def test_the_next_try_of_a_pull_that_fails_in_the_same_way_changes_nothing() -> None:
+    first, second = (
+        status_of(starting(containerStatuses=pulling(port), phase="Pending")) for port in (57_295, 33_018)
+    )
+    assert first == second
+    assert "read udp 10.96.0.10:53: i/o timeout" in condition(first, "Ready")["message"]
+
+
 PULLING = crashed(
     state={"waiting": {"reason": "ImagePullBackOff", "message": "Back-off: ErrImagePull: no such image"}}
 )
