@@ -2,12 +2,14 @@
 PYTHON ?= python3
 LOCAL = PYTHONPATH=local $(PYTHON) -m outrider_local
 VENV = .venv/bin/python
+# One process has the node and all the tests on it, the other the rest.
+PROCESSES = -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env up down test test-long lint generate
+.PHONY: help env up down test test-long bench-operator lint generate
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 24
 	@$(LOCAL) --help | sed -n '/^environment variables/,$$p'
 
 env:  ## .venv with the locked packages and the `outrider` command
@@ -21,11 +23,15 @@ down:  ## end what `make up` started, and only that
 
 test:  ## every test, each property sampled (may run beside `make up`)
 	@$(LOCAL) ready
-	PYTHONPATH=local $(VENV) -m pytest $(TESTS)
+	PYTHONPATH=local $(VENV) -m pytest $(PROCESSES) $(TESTS)
 
 test-long:  ## the same tests with full counts
 	@$(LOCAL) ready
-	PYTHONPATH=local OUTRIDER_TEST_LONG=1 $(VENV) -m pytest --timeout=3600 $(TESTS)
+	PYTHONPATH=local OUTRIDER_TEST_LONG=1 $(VENV) -m pytest --timeout=3600 $(PROCESSES) $(TESTS)
+
+bench-operator:  ## what the operator costs with a thousand SpeculativeModels (docs/scale.md; about 13 minutes)
+	@$(LOCAL) ready
+	PYTHONPATH=local $(VENV) -m tools.fleet $(FLEET)
 
 lint:  ## style, types, generated files, chart and container files
 	@$(LOCAL) env

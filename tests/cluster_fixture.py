@@ -118,13 +118,6 @@ def end(settings: Settings) -> None:
     shutil.rmtree(settings.state_home.parent)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where a run has several processes, one of them has the node, and all the tests on it in their order."""
-    for item in items:
-        if "cluster" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("cluster"))
-
-
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
     """A node with our images."""

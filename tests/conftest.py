@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 LONG = os.environ.get("OUTRIDER_TEST_LONG") == "1"
 
@@ -18,3 +20,17 @@ settings.register_profile(
 )
 settings.register_profile("long", max_examples=300, deadline=None, suppress_health_check=_quiet)
 settings.load_profile("long" if LONG else "sample")
+
+_ON_THE_NODE = ("tests/cluster/", "tests/e2e/")
+
+
+class _OneNode(LoadScopeScheduling):
+    """Of several processes one has the node and all tests on it, in their order; the others have the rest."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "node" if nodeid.startswith(_ON_THE_NODE) else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    """How `pytest -n` shares the tests out."""
+    return _OneNode(config, log)

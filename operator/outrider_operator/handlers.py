@@ -49,10 +49,26 @@ def registry(hear: Hear) -> kopf.OperatorRegistry:
     return result
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Nothing to compare with: kopf else copies every object of every event, and we compare ourselves."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """No part of the object."""
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        """No earlier object."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Kept nowhere, least of all on the object."""
+
+
 def configure_kopf(settings: kopf.OperatorSettings) -> None:
     """Make kopf a source of events only, which notices a watch that went silent."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
+    settings.persistence.diffbase_storage = _NoDiffs()
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 10

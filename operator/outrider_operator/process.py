@@ -112,7 +112,9 @@ class Process:
     async def _work(self, client: Client) -> None:
         cache, config = Cache(), self._config
         sweeper = Sweeper(client, cache, config.namespaces)
-        async with httpx.AsyncClient(trust_env=False, follow_redirects=False) as admin:
+        # Of many pods each is asked seldom: a connection that is kept costs every request a look at it.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        async with httpx.AsyncClient(trust_env=False, follow_redirects=False, limits=limits) as admin:
             reconciler = Reconciler(client, admin, cache, config, lambda *key: queue.add(*key))
             queue = WorkQueue(reconciler.reconcile, report=self._instruments.passed)
             self._instruments.watch_work(depth=lambda: queue.depth, models=lambda: list(cache.models()))

@@ -381,8 +381,17 @@ class TestDeletion:
     def test_foreground_deletion_is_not_fought(self, operated: Operated) -> None:
         operated.apply(model("short", replicas=0))
         operated.await_reason("short", "ScaledToZero")
+        made = uids(operated, "short")
         operated.kubectl("delete", "specm", "short", "--cascade=foreground", "--timeout=30s")
-        assert not operated.children("short")
+
+        def gone() -> bool:
+            left = uids(operated, "short")
+            assert left <= made  # none is made anew
+            return not left
+
+        eventually(gone, 30)
+        time.sleep(2)
+        assert gone()
 
     def test_it_needs_no_operator(self, operated: Operated, shared: str) -> None:
         assert operated.pods(shared)
@@ -403,3 +412,8 @@ class TestDeletion:
         eventually(lambda: len(operated.children("again")) == 6, 30)
         uids = {child["metadata"]["uid"] for child in first.values()}
         assert not uids & {child["metadata"]["uid"] for child in operated.children("again").values()}
+
+
+def uids(operated: Operated, name: str) -> set[str]:
+    """Of the children that there are now."""
+    return {child["metadata"]["uid"] for child in operated.children(name).values()}

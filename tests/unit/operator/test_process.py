@@ -117,6 +117,7 @@ def test_only_children_of_ours_are_watched() -> None:
     assert len(settings.watching.label_selectors) == len(CHILD_KINDS) == 7
     assert not settings.posting.enabled
     assert settings.scanning.disabled
+    assert settings.persistence.diffbase_storage.build(body=kopf.Body({"metadata": {"name": "x"}})) == {}
 
 
 def test_the_operator_never_loads_torch() -> None:
