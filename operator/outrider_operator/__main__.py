@@ -148,25 +148,31 @@ def _retries_are_no_errors(record: logging.LogRecord) -> bool:
     return True
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point of the image and of `outrider-operator`."""
     options = parse(arguments)
     configure_logs(options.log_format)
     standing = Standing(identity_of(options), options.lease_name, options.lease_seconds, options.listen)
     asyncio.run(_run(config_of(options), standing))
-    return 0
+    end_at_once(0)
 
 
 async def _run(config: OperatorConfig, standing: Standing) -> None:
-    await Process(config, standing, end_at_once).run()
+    await Process(config, standing, abandon).run()
 
 
-def end_at_once(error: LeaseLostError) -> NoReturn:
-    """End without waiting for threads: one may hang in a request, and the Lease runs out."""
+def abandon(error: LeaseLostError) -> NoReturn:
+    """End because the Lease is lost."""
     logger.critical("%s: ending, so that another operator can take over", error)
+    end_at_once(1)
+
+
+def end_at_once(code: int) -> NoReturn:
+    """End without waiting for threads: one may hang in a request, longer than Lease and grace period last."""
     logging.shutdown()
-    os._exit(1)
+    sys.stdout.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

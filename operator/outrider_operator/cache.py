@@ -23,6 +23,9 @@ _Place = tuple[str, str, str]
 
 _T = TypeVar("_T")
 
+_UNREAD: Final = frozenset({"annotations", "managedFields"})
+"""Of the metadata."""
+
 NOBODY: Final[frozenset[Key]] = frozenset()
 
 
@@ -78,9 +81,12 @@ class Cache:
         place = _place(found)
         if version(found) <= self._version(place):
             return NOBODY
+        before = self._objects.get(place)
         touched = self._drop(place) | self._add(place, _slim(found))
         self._gone.pop(place, None)
-        return touched
+        if place[0] != names.KIND or before is None or names.served_name(before) != names.served_name(found):
+            return touched
+        return {_key(found)}  # those who share the served name share it as before
 
     def remove(self, found: Object) -> Set[Key]:
         """Take an object as deleted; the SpeculativeModels that it may matter to."""
@@ -171,8 +177,8 @@ def _model(found: Object) -> str:
 
 
 def _slim(found: Object) -> Object:
-    """Without what nobody here reads: who manages which field, and what a pod was started with."""
-    metadata = {key: value for key, value in found["metadata"].items() if key != "managedFields"}
+    """Without what nobody here reads, of which there may be much, and what a pod was started with."""
+    metadata = {key: value for key, value in found["metadata"].items() if key not in _UNREAD}
     slim = {**found, "metadata": metadata}
     if found["kind"] == "Pod":
         slim.pop("spec", None)

@@ -68,7 +68,8 @@ class ApiError(Exception):
     @property
     def passes(self) -> bool:
         """Whether it says more of the API server than of what was asked: the same may be accepted soon."""
-        return self.status in (0, 429) or self.status >= 500
+        # Not 500: a webhook that is down makes one of every write of a kind, maybe for hours.
+        return self.status in (0, 429, 502, 503, 504)
 
 
 class FencedError(ApiError):
@@ -86,7 +87,10 @@ def load_client() -> DynamicClient:
         kubernetes.config.load_kube_config()  # type: ignore[no-untyped-call]
     configuration = kubernetes.client.Configuration.get_default_copy()
     configuration.retries = False  # a write that is sent again would be sent past the fence
-    return DynamicClient(kubernetes.client.ApiClient(configuration))  # type: ignore[no-untyped-call]
+    # Without discovery, which would ask the API server here and now, with no time limit.
+    return DynamicClient(  # type: ignore[no-untyped-call]
+        kubernetes.client.ApiClient(configuration), discoverer=lambda *_: None
+    )
 
 
 class Client:

@@ -200,10 +200,10 @@ def _title(child: Object) -> str:
 
 def _namesakes(seen: Observation) -> str:
     shown = ", ".join(seen.namesakes[:MAX_NAMES])
-    more = len(seen.namesakes) - MAX_NAMES
+    more = " and more" if len(seen.namesakes) > MAX_NAMES else ""  # not how many: each would hear of each
     return (
         f"spec.model.servedName: {names.served_name(seen.resource)} is also the name by which requests "
-        f"address {shown}{f' and {more} more' if more > 0 else ''}, of this namespace; each has a Service of "
+        f"address {shown}{more}, of this namespace; each has a Service of "
         "its own, but whoever routes or counts by model name takes them for one"
     )
 

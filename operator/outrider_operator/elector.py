@@ -88,10 +88,18 @@ class Elector:
             return
         self._election.lost()
         try:
-            lease = await self._read()
-            if lease is not None and lease.get("spec", {}).get("holderIdentity") == self._identity:
-                await self._client.replace(release(lease, datetime.now(UTC)))
+            for last_try in (False, True):
+                lease = await self._read()
+                if lease is None or lease.get("spec", {}).get("holderIdentity") != self._identity:
+                    return
+                try:
+                    await self._client.replace(release(lease, datetime.now(UTC)))
+                except ApiError as error:
+                    if error.status != 409 or last_try:
+                        raise
+                    continue  # our own last renewal came in between
                 logger.info("gave back Lease %s/%s", self._namespace, self._name)
+                return
         except ApiError as error:
             logger.warning("Lease %s/%s was not given back: %s", self._namespace, self._name, error)
 

@@ -6,7 +6,8 @@ deleted while the operator is down or gone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import kopf
@@ -49,6 +50,18 @@ def registry(hear: Hear) -> kopf.OperatorRegistry:
     return result
 
 
+class _Backoffs:
+    """Seconds between tries of a request, without end: kopf ends the operator when they do.
+
+    Short at first, for an API server that comes back; then it is a right that is missing, such as in a listed
+    namespace that was deleted.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        yield from (1, 1, 2, 3, *[5] * 12)
+        yield from itertools.repeat(30)
+
+
 class _NoDiffs(kopf.DiffBaseStorage):
     """Nothing to compare with: kopf else copies every object of every event, and we compare ourselves."""
 
@@ -73,6 +86,6 @@ def configure_kopf(settings: kopf.OperatorSettings) -> None:
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 10
     settings.watching.reconnect_backoff = 1
-    settings.networking.error_backoffs = (1, 1, 2, 3, *[5] * 60)  # never long after the API server is back
+    settings.networking.error_backoffs = _Backoffs()
     for _, _, plural in CHILD_RESOURCES:
         settings.watching.label_selectors[plural] = names.MODEL_LABEL

@@ -9,6 +9,7 @@ between its last write and the first of the next holder.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -54,12 +55,13 @@ class Election:
         self.timing = timing
         self._seen: tuple[object, ...] | None = None
         self._seen_at = 0.0
+        self._lasts = -math.inf  # until one is seen
         self._renewed_at: float | None = None
 
     def may_claim(self, lease: Object | None, now: float) -> bool:
         """Whether to claim the Lease, as it was just read; None where there is none."""
-        if lease is None:
-            return True
+        if lease is None:  # not claimed at once where one was held just now: its holder finds out only later
+            return now - self._seen_at > self._lasts
         spec = lease.get("spec", {})
         holder = spec.get("holderIdentity") or FREE
         if holder == self.identity:
@@ -67,8 +69,8 @@ class Election:
         record = (holder, spec.get("renewTime"), spec.get("acquireTime"))
         if record != self._seen:
             self._seen, self._seen_at = record, now
-        lasts = float(spec.get("leaseDurationSeconds") or self.timing.lease)
-        return bool(holder == FREE or now - self._seen_at > lasts)
+        self._lasts = 0.0 if holder == FREE else float(spec.get("leaseDurationSeconds") or self.timing.lease)
+        return holder == FREE or now - self._seen_at > self._lasts
 
     def renewed(self, asked_at: float) -> None:
         """The API server accepted a claim or renewal that was sent at that moment."""

@@ -27,6 +27,9 @@ _ADMIN_SECONDS: Final = 3.0
 _MAX_ADMIN_ANSWER: Final = 64 * 1024
 _MAX_ADMIN_CALLS: Final = 32
 
+_MAX_WARNED: Final = 3
+"""Of pods that do not start, of how many the warnings are read: one is told."""
+
 _TOLD_ELSEWHERE: Final = frozenset({"BackOff", "Failed", "FailedScheduling", "Unhealthy"})
 """Reasons of warnings that the pod's own status tells too, better and as long as it lasts."""
 
@@ -114,7 +117,7 @@ async def _answer(admin: httpx.AsyncClient, url: str) -> bytes:
 
 async def _warnings(client: Client, namespace: str, pods: Iterable[Object]) -> dict[str, str]:
     """The newest warning of each pod that got no container: a missing Secret is told only there."""
-    stuck = [pod for pod in pods if _is_being_created(pod)]
+    stuck = [pod for pod in pods if _is_being_created(pod)][:_MAX_WARNED]
 
     async def newest(pod: Object) -> str | None:
         fields = f"involvedObject.uid={pod['metadata']['uid']},type=Warning"

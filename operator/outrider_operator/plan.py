@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -34,10 +35,13 @@ from outrider_operator.observation import (
 )
 from outrider_operator.spec import Replacement, SpeculativeModelSpec
 from outrider_operator.takeover import Shares, is_empty, takeover
-from outrider_serving.settings import PodSettings
+from outrider_serving.settings import MAX_COUNT, PodSettings
 
 Key = tuple[str, str]
 """Kind and name."""
+
+_HIGHEST_GENERATION: Final = MAX_COUNT // 2
+"""Nobody counts that far: a higher one was written by someone else, and must leave room to count on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +222,8 @@ def _problems(error: ValidationError) -> tuple[str, ...]:
 def _settings_generation(seen: Observation, current: PodSettings | None, spec: SpeculativeModelSpec) -> int:
     """The generation in the ConfigMap if its content is the wanted one, else one that was never used."""
     known = int(seen.status.get("settings", {}).get("generation", 0))
+    if known > _HIGHEST_GENERATION:
+        known = 0
     if current is None:
         return known + 1
     unchanged = current == settings_of(spec, current.generation)
@@ -235,9 +241,10 @@ def _stored_settings(seen: Observation, owner: Owner) -> PodSettings | None:
         return None
     try:
         text = stored.get("data", {}).get(names.SETTINGS_FILE, "")
-        return PodSettings.model_validate(json.loads(text))
+        settings = PodSettings.model_validate(json.loads(text))
     except ValueError:
         return None
+    return settings if settings.generation <= _HIGHEST_GENERATION else None
 
 
 def _conflict(seen: Observation, child: Object) -> str | None:

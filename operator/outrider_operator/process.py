@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,10 +29,12 @@ from outrider_operator.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
 
-WORKERS: Final = 8
+WORKERS: Final = 32
+"""More than there are threads for requests: most of a pass may be waiting for a pod that does not answer."""
 
 _AGAIN_SECONDS: Final = 2.0
 _LAST_WRITES_SECONDS: Final = 5.0
+_GIVE_BACK_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +101,20 @@ class Process:
         try:
             await self._unless_stopped(self._work(client))
         finally:
+            keeping.cancel()  # else a renewal in between would take the Lease again, or end us as if lost
+            await asyncio.wait((keeping,), timeout=_GIVE_BACK_SECONDS)
             if await client.drain(_LAST_WRITES_SECONDS):
-                await elector.give_back()
-            keeping.cancel()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(elector.give_back(), _GIVE_BACK_SECONDS)
 
     async def _keep(self, elector: Elector) -> None:
         try:
             await elector.keep()
         except LeaseLostError as error:
             self._abandon(error)
+        except Exception as error:  # whatever it is: without renewals this process must not go on
+            logger.exception("the Lease is not kept any more")
+            self._abandon(LeaseLostError(f"{type(error).__name__}: {error}"))
 
     async def _work(self, client: Client) -> None:
         cache, config = Cache(), self._config

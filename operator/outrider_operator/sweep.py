@@ -8,13 +8,16 @@ sweep, over an empty cache, is the start.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from outrider_operator import names
 from outrider_operator.cache import Cache, Differences, Key
-from outrider_operator.client import Client
+from outrider_operator.client import ApiError, Client
 from outrider_operator.observation import Object
+
+logger = logging.getLogger(__name__)
 
 CHILD_KINDS: Final = (
     "ConfigMap",
@@ -31,6 +34,10 @@ _READ_ONE_BY_ONE: Final = 20
 """Of more differences than these, the whole kind is read."""
 
 
+class HistoryLostError(Exception):
+    """The API server's store was set back, as by a restored backup: only a new start knows what there is."""
+
+
 class Sweeper:
     """Sweeps the namespaces that the operator serves: those named, or all."""
 
@@ -38,22 +45,33 @@ class Sweeper:
         self._client = client
         self._cache = cache
         self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
+        self._listed_at: dict[tuple[str, str | None], int] = {}
 
     async def sweep(self) -> frozenset[Key]:
         """Compare, read what differs; the SpeculativeModels that it may matter to.
 
         Raises:
             ApiError: a list was refused or did not come.
+            HistoryLostError: versions went down, so that the cache cannot tell new from old any more.
         """
         touched: set[Key] = set()
         for namespace in self._namespaces:
-            for kind in (names.KIND, *CHILD_KINDS):
-                touched |= await self._sweep_kind(kind, namespace)
+            try:
+                for kind in (names.KIND, *CHILD_KINDS):
+                    touched |= await self._sweep_kind(kind, namespace)
+            except ApiError as error:
+                if namespace is None or error.status != 403:
+                    raise
+                # The right goes with the namespace: one that was deleted must not hold up the others.
+                logger.warning("namespace %s is left out: %s", namespace, error)
         return frozenset(touched)
 
     async def _sweep_kind(self, kind: str, namespace: str | None) -> frozenset[Key]:
         labels = "" if kind == names.KIND else names.MODEL_LABEL
         entries, listed_at = await self._client.list_metadata(kind, namespace, labels=labels)
+        if listed_at < self._listed_at.get((kind, namespace), 0):
+            raise HistoryLostError(f"{kind}: a list of version {listed_at} after a later one")
+        self._listed_at[kind, namespace] = listed_at
         scope = None if namespace is None else {namespace}
         differences = self._cache.compare(kind, scope, entries, listed_at)
         return differences.gone | await self._read(kind, namespace, labels, differences)

@@ -87,7 +87,7 @@ class WorkQueue:
             delay: float | None = await self._handler(*key)
         except Exception as error:
             failures = self._failures[key] = self._failures.get(key, 0) + 1
-            wait: float = min(self._longest_delay, self._first_delay * 2 ** (failures - 1))
+            wait: float = min(self._longest_delay, self._first_delay * 2 ** min(failures - 1, 16))
             logger.error("%s/%s: %s; again in %.0f s", *key, error, wait, exc_info=not _is_expected(error))
             return wait
         self._failures.pop(key, None)

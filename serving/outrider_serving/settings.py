@@ -118,10 +118,14 @@ STABLE = "stable"
 """The arm that serves when no rollout runs."""
 
 
+MAX_COUNT = 2**53
+"""Of what is counted: every reader of JSON takes it as it is, and the API server as an integer."""
+
+
 class PodSettings(Contract):
     """The settings file of a pod. A changed file takes effect without a restart."""
 
-    generation: int = Field(ge=0, description="Counts changes; a pod reports the one in force.")
+    generation: int = Field(ge=0, le=MAX_COUNT, description="Counts changes; a pod reports the one in force.")
     arms: dict[Name, Arm] = Field(min_length=1, max_length=2, description="Arms by name.")
     in_force: Name = Field(description="Name of the arm in force.")
     workloads: list[Workload] = Field(default_factory=list, max_length=64, description="Declared workloads.")
@@ -170,14 +174,14 @@ class ModelState(Report):
         description="Commit of the hub, or for a path or package a digest of config, tokenizer and weights."
     )
     dtype: str = Field(description="Weights' dtype in memory.")
-    context_length: int = Field(ge=0, description="Most tokens of prompt and output together.")
+    context_length: int = Field(ge=0, le=MAX_COUNT, description="Most tokens of prompt and output together.")
 
 
 class PodState(Report):
     """What a pod answers to GET /admin/state."""
 
     ready: bool = Field(description="True once a token was generated and until the pod drains.")
-    generation: int = Field(ge=0, description="Generation of the settings in force.")
+    generation: int = Field(ge=0, le=MAX_COUNT, description="Generation of the settings in force.")
     in_force: str = Field(description="Name of the arm in force.")
     settings_error: str | None = Field(
         default=None, description="Why the newest settings file was refused; the earlier one stays in force."

@@ -298,7 +298,7 @@ class TestPods:
             faulty.kubectl("delete", "resourcequota/tight", "specm/too-big", "--wait=false")
 
     def test_a_node_that_is_drained(self, faulty: Faulty, serving: str) -> None:
-        (pod,) = faulty.pods(serving)
+        (pod,) = (p for p in faulty.pods(serving) if "deletionTimestamp" not in p["metadata"])
         try:
             faulty.cluster.kubectl(
                 *("drain", NODE, f"--pod-selector=outrider.dev/model={serving}", "--delete-emptydir-data"),

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 import pytest
 
@@ -363,6 +364,21 @@ class TestLater:
         warnings = [event["reason"] for event in troubled.events("unknown") if event["type"] == "Warning"]
         assert warnings.count("CrashLoopBackOff") == 1
         assert len(warnings) <= 2  # the first exit, and the loop
+
+    def test_what_happens_again_is_counted_on_the_event_that_is_there(
+        self, operated: Operated, idle: str
+    ) -> None:
+        def told() -> Object:
+            (event,) = (
+                e for e in operated.events(idle) if e["message"].startswith(f"created Service {idle}:")
+            )
+            return event
+
+        told_at = datetime.fromisoformat(told()["lastTimestamp"])
+        time.sleep(max(0.0, 61 - (datetime.now(UTC) - told_at).total_seconds()))  # seldom is once a minute
+        operated.kubectl("delete", "service", idle)
+        eventually(lambda: told()["count"] == 2, 20)
+        assert datetime.fromisoformat(told()["lastTimestamp"]) > told_at
 
     def test_the_operator_logged_no_error(self, operated: Operated) -> None:
         log = [json.loads(line) for line in operated.operator_log().splitlines() if line.startswith("{")]

@@ -72,7 +72,7 @@ def is_done(operated: Operated, name: str) -> bool:
 
 class TestInPlace:
     def test_a_change_that_cannot_serve_costs_one_pod(self, operated: Operated) -> None:
-        operated.apply(tiny_model(operated, "two"))
+        operated.apply(tiny_model(operated, "two", "weights-of-takeover"))
         patch(operated, "two", replicas=2, replacement="inPlace")
         operated.await_ready("two")
         eventually(lambda: is_done(operated, "two"), 60)

@@ -43,11 +43,11 @@ def test_what_is_put_is_found_by_name_and_by_model() -> None:
 
 def test_what_nobody_reads_is_not_kept() -> None:
     found = thing("Pod", "p", 1, "x", spec={"containers": []})
-    found["metadata"]["managedFields"] = [{"manager": "kubelet"}]
+    found["metadata"] |= {"managedFields": [{"manager": "kubelet"}], "annotations": {"long": "x" * 1000}}
     kept = filled(found).get("Pod", "ns", "p")
     assert kept is not None
     assert "spec" not in kept
-    assert "managedFields" not in kept["metadata"]
+    assert not {"managedFields", "annotations"} & set(kept["metadata"])
     assert "managedFields" in found["metadata"]  # the caller's own is left as it was
 
 
@@ -91,6 +91,11 @@ def test_models_that_share_a_served_name_hear_of_each_other() -> None:
     assert cache.put(specm("b", 3, served="b")) == {("ns", "a"), ("ns", "b")}
     assert cache.namesakes(specm("a", 1)) == ()
     assert cache.remove(specm("a", 4)) == {("ns", "a")}
+
+
+def test_what_changes_nothing_of_the_name_concerns_nobody_else() -> None:
+    cache = filled(specm("a", 1), specm("b", 2, served="a"))
+    assert cache.put(specm("b", 3, served="a")) == {("ns", "b")}
 
 
 class TestCompare:

@@ -30,7 +30,8 @@ async def test_an_object_without_a_name_is_not_the_list_of_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "passes"), [(0, True), (403, False), (409, False), (422, False), (429, True), (503, True)]
+    ("status", "passes"),
+    [(0, True), (403, False), (409, False), (422, False), (429, True), (500, False), (503, True)],
 )
 def test_some_refusals_pass(status: int, passes: bool) -> None:
     assert ApiError(status, "").passes is passes

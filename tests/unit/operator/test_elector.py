@@ -78,6 +78,20 @@ async def test_it_is_claimed_kept_and_given_back() -> None:
     assert not mine.may_write()
 
 
+async def test_it_is_given_back_though_the_last_renewal_came_in_between() -> None:
+    api = Api()
+    mine = await held(api)
+    replace = api.replace
+
+    async def conflict_once(wanted: Object) -> Object:
+        api.replace = replace  # type: ignore[method-assign]
+        raise ApiError(409, "the object has been modified")
+
+    api.replace = conflict_once  # type: ignore[method-assign]
+    await mine.give_back()
+    assert api.holder == ""
+
+
 async def test_one_waits_for_another_that_died() -> None:
     api = Api()
     await held(api)

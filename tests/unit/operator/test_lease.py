@@ -25,6 +25,14 @@ class TestClaim:
     def test_where_there_is_none_it_is_claimed(self) -> None:
         assert Election("me", TIMING).may_claim(None, 0)
 
+    def test_one_that_was_deleted_may_still_be_thought_held(self) -> None:
+        election = Election("me", TIMING)
+        assert not election.may_claim(held("other"), 100)
+        assert not election.may_claim(None, 114)
+        assert election.may_claim(None, 115.1)
+        election.may_claim(held(""), 200)
+        assert election.may_claim(None, 201)
+
     def test_one_given_back_is_claimed_at_once(self) -> None:
         assert Election("me", TIMING).may_claim(held(""), 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,8 +17,8 @@ from outrider_operator.observe import observe, pod_reports
 from outrider_serving.settings import ADMIN_PORT
 from unit.operator.builders import NOW, pod, report, resource
 
-LOCAL = "127.94.64.1"
-"""An address of this machine that nothing else listens at."""
+LOCAL = f"127.94.{os.getpid() // 250 % 250}.{os.getpid() % 250 + 1}"
+"""An address of this machine that nothing else listens at, another process of these tests included."""
 
 
 async def ask(transport: httpx.AsyncBaseTransport | None, *pods: dict[str, object]) -> dict[str, PodReport]:

@@ -7,8 +7,11 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from outrider_operator.observation import Observation
 from outrider_operator.plan import Scale, intent
+from outrider_serving.settings import MAX_COUNT
 from unit.operator.builders import (
     CONFIG,
     FULL,
@@ -127,6 +130,20 @@ def test_a_lost_status_goes_by_the_config_map() -> None:
     made = plan(seen(live_children(generation=6), changed(MINIMAL, "proposer.maxDepth", 2)))
     assert made.settings is not None
     assert made.settings.generation == 7
+
+
+@pytest.mark.parametrize("stored", [MAX_COUNT - 1, MAX_COUNT, MAX_COUNT + 1, 2**63 - 1])
+@pytest.mark.parametrize("known", [3, MAX_COUNT])
+def test_a_generation_that_nobody_could_have_reached_is_not_counted_on(stored: int, known: int) -> None:
+    children = live_children(generation=1)
+    text = children["ConfigMap", "m"]["data"]["settings.json"]
+    children["ConfigMap", "m"]["data"]["settings.json"] = text.replace(
+        '"generation": 1', f'"generation": {stored}'
+    )
+    made = plan(seen(children, status={"settings": {"generation": known}}))
+    assert made.settings is not None
+    assert made.settings.generation == (4 if known == 3 else 1)
+    assert [action.title for action in made.actions] == ["ConfigMap m"]
 
 
 def test_a_config_map_restored_from_a_backup_gets_a_new_generation() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import subprocess
 import sys
+from collections.abc import Sized
 
 import kopf
 import pytest
@@ -118,6 +120,16 @@ def test_only_children_of_ours_are_watched() -> None:
     assert not settings.posting.enabled
     assert settings.scanning.disabled
     assert settings.persistence.diffbase_storage.build(body=kopf.Body({"metadata": {"name": "x"}})) == {}
+
+
+def test_kopf_tries_again_without_end() -> None:
+    settings = kopf.OperatorSettings()
+    configure_kopf(settings)
+    backoffs = settings.networking.error_backoffs
+    for _ in range(2):  # each request begins anew
+        first = list(itertools.islice(backoffs, 200))  # type: ignore[arg-type]
+        assert (first[0], first[10], first[-1]) == (1, 5, 30)
+    assert not isinstance(backoffs, Sized)
 
 
 def test_the_operator_never_loads_torch() -> None:

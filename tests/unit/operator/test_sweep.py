@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from outrider_operator.cache import Cache, Entry
-from outrider_operator.sweep import CHILD_KINDS, Sweeper
+from outrider_operator.client import ApiError
+from outrider_operator.sweep import CHILD_KINDS, HistoryLostError, Sweeper
 
 Object = dict[str, Any]
 
@@ -88,6 +91,40 @@ async def test_many_are_read_in_one_list_and_pods_always() -> None:
         ("list", "Pod", "*", "outrider.dev/model"),
         ("list", "Service", "*", "outrider.dev/model"),
     ]
+
+
+async def test_a_listed_namespace_without_rights_does_not_hold_up_the_others() -> None:
+    class Refusing(Api):
+        async def list_metadata(self, kind: str, namespace: str | None, *, labels: str) -> Any:
+            if namespace == "gone":
+                raise ApiError(403, "services is forbidden")
+            return await super().list_metadata(kind, namespace, labels=labels)
+
+    api = Refusing(thing("Service", "m", 1))
+    assert await Sweeper(api, Cache(), ("gone", "ns")).sweep() == {("ns", "m")}  # type: ignore[arg-type]
+    with pytest.raises(ApiError, match="forbidden"):
+        await Sweeper(Forbidden(), Cache(), ()).sweep()  # type: ignore[arg-type]
+
+
+class Forbidden(Api):
+    async def list_metadata(self, kind: str, namespace: str | None, *, labels: str) -> Any:
+        raise ApiError(403, "services is forbidden")
+
+
+async def test_a_store_that_was_set_back_is_noticed() -> None:
+    class Restored(Api):
+        at = 100
+
+        async def list_metadata(self, kind: str, namespace: str | None, *, labels: str) -> Any:
+            return [], self.at
+
+    api = Restored()
+    sweeper = Sweeper(api, Cache(), ())  # type: ignore[arg-type]
+    await sweeper.sweep()
+    await sweeper.sweep()
+    api.at = 99
+    with pytest.raises(HistoryLostError, match="version 99 after a later one"):
+        await sweeper.sweep()
 
 
 async def test_one_that_is_gone_when_it_is_read_is_no_error() -> None:

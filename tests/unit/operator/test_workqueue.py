@@ -128,3 +128,17 @@ async def test_a_worker_that_waits_does_not_hold_up_others() -> None:
     await settle()
     running.cancel()
     assert handled == ["stuck", "free"]
+
+
+async def test_one_that_fails_without_end_never_ends_the_queue() -> None:
+    async def handler(namespace: str, name: str) -> None:
+        raise ValueError("again")
+
+    queue = WorkQueue(handler)
+    queue._failures["ns", "a"] = 5_000
+    queue.add("ns", "a")
+    running = asyncio.create_task(queue.run(1))
+    await settle()
+    assert not running.done()
+    assert queue._failures["ns", "a"] == 5_001
+    running.cancel()
