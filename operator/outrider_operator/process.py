@@ -24,7 +24,7 @@ from outrider_operator.instruments import Instruments
 from outrider_operator.lease import Election, Timing
 from outrider_operator.observation import Object
 from outrider_operator.reconcile import Reconciler
-from outrider_operator.sweep import Sweeper
+from outrider_operator.sweep import HistoryLostError, Sweeper
 from outrider_operator.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -171,6 +171,9 @@ class Process:
         except ApiError as error:
             logger.warning("looking at all that is watched: %s", error)
             return False
+        except HistoryLostError as error:
+            logger.critical("%s: the store was set back; ending, so as to start from what there is", error)
+            raise
         self._instruments.missed(len(touched))
         for key in touched:
             queue.add(*key)

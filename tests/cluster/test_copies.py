@@ -200,6 +200,24 @@ def test_one_that_cannot_renew_ends_before_its_lease_does(pair: Pair, fault: str
     assert "was not renewed" in pair.a.process.log
 
 
+@pytest.mark.parametrize("fault", ["refuse", "hang"])
+def test_one_that_is_told_to_end_while_the_api_server_is_away_ends_in_time(pair: Pair, fault: str) -> None:
+    """Well within its pod's grace period of 15 s: while it works, and while it has not even begun."""
+    for copy in (pair.a, pair.b):
+        getattr(copy.proxy, fault)()
+    pair.b.process.start()
+    time.sleep(1.5)  # longer than an interpreter takes to start
+    assert pair.b.process.running, pair.logs()
+    told = time.monotonic()
+    for copy in (pair.a, pair.b):
+        copy.process.signal(signal.SIGTERM)
+    assert pair.b.process.wait(10) == 0
+    assert pair.a.process.wait(10) in (0, 1)  # 1: meanwhile its Lease ran out
+    took = time.monotonic() - told
+    print(f"\nended within {took:.1f} s")
+    assert took < 10
+
+
 def _check_apart(pair: Pair, since: datetime) -> None:
     """By the audit log: every write lies within a time in which its writer alone held the Lease."""
     claims = [
