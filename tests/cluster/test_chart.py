@@ -103,9 +103,9 @@ class Helm:
 class Model:
     """A SpeculativeModel without replicas."""
 
-    def __init__(self, cluster: LocalCluster, namespace: str, name: str = "kept") -> None:
+    def __init__(self, cluster: LocalCluster, namespace: str, name: str = "kept", **spec: Any) -> None:
         self.cluster, self.namespace, self.name = cluster, namespace, name
-        self.apply()
+        self.apply(**spec)
 
     def apply(self, **spec: Any) -> None:
         resource = {
@@ -132,6 +132,15 @@ class Model:
     def children(self) -> dict[str, str]:
         """UIDs of the children by kind and name."""
         return {child: each["metadata"]["uid"] for child, each in self.read_children().items()}
+
+    def await_ready_reason(self, reason: str) -> Object:
+        """Wait until Ready has that reason; the condition."""
+
+        def reached() -> Object | None:
+            conditions = self.get().get("status", {}).get("conditions", [])
+            return next((c for c in conditions if (c["type"], c["reason"]) == ("Ready", reason)), None)
+
+        return eventually(reached, TAKEOVER, lambda: json.dumps(self.get(), indent=1))
 
     def await_operated(self, seconds: float = TAKEOVER) -> None:
         """Wait until an operator has looked at this very generation and made the children."""
@@ -227,6 +236,8 @@ class TestUpgrade:
         with pytest.raises(ProblemError, match=r'unknown field "spec\.replacement"'):
             model.apply(replacement="inPlace")
         uid, definition = model.uid, bare.get("crd", CRD)["metadata"]["uid"]
+        variables = [{"name": f"V{number}", "value": "x" * 4096} for number in range(17)]
+        stored = Model(bare, "chart-upgrade", "stored", engine={"env": variables})
         # The older chart's values lack those that are new since.
         with pytest.raises(ProblemError, match=r"missing properties .*'monitoring'"):
             helm.run("upgrade", helm.chart, "--reuse-values")
@@ -240,6 +251,13 @@ class TestUpgrade:
         model.await_operated()
         model.apply(replacement="inPlace")
         assert model.uid == uid
+        found = stored.await_ready_reason("InvalidSpec")  # what an older definition took, the newer would not
+        assert found["message"].startswith(
+            "spec.engine: the values of engine.env must not be longer than 65536"
+        )
+        assert stored.children() == {}
+        stored.apply(engine={"env": variables[:1]})
+        stored.await_operated()
         notes = helm.notes()
         assert "The operator outrider-operator runs in namespace chart-upgrade and operates" in notes
         assert "SpeculativeModels of the whole cluster." in notes

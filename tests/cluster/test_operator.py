@@ -15,10 +15,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from cluster.operated import NAMESPACE, NOWHERE, PACKAGE, SMALL, Object, Operated, eventually, model, volume
+from cluster.operated import NAMESPACE, NOWHERE, PACKAGE, SMALL, Object, Operated, eventually, model
+from cluster.tinymodel import tiny_model
 from cluster_fixture import LocalCluster
+from conftest import LONG
 from outrider_local import release
-from serving.tiny import make_tiny_model
 
 TEMPLATE = "{{ messages }} für \U0001f99c"
 
@@ -50,21 +51,7 @@ def idle(operated: Operated) -> str:
 @pytest.fixture(scope="module")
 def shared(operated: Operated) -> str:
     """A SpeculativeModel that serves a tiny model from a volume."""
-    directory = operated.cluster.settings.state / "weights"
-    make_tiny_model(directory / "tiny", context_length=512)
-    for path in (directory, *directory.rglob("*")):  # the pod's user is not the one who runs the tests
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    operated.apply(*volume("weights", directory))
-    claim = {"name": "weights", "mountPath": "/models", "persistentVolumeClaim": {"claimName": "weights"}}
-    tiny = {
-        "source": {"path": "/models/tiny"},
-        "dtype": "float32",
-        "contextLength": 256,
-        "servedName": "tiny",
-    }
-    ngram = {"method": "ngram", "ngram": {"maxMatch": 3}}
-    engine = {"resources": SMALL, "volumes": [claim]}
-    operated.apply(model("shared", model=tiny, engine=engine, proposer=ngram))
+    operated.apply(tiny_model(operated, "shared"))
     operated.await_ready("shared")
     return "shared"
 
@@ -229,7 +216,7 @@ def troubled(operated: Operated) -> Iterator[Operated]:
         *(model(name, **{"engine": {"resources": SMALL}, **spec}) for name, spec in TROUBLED.items())
     )
     yield operated
-    operated.kubectl("delete", "specm", *TROUBLED, "--timeout=30s")
+    operated.kubectl("delete", "specm", *TROUBLED, "--ignore-not-found", "--timeout=30s")
 
 
 class TestTrouble:
@@ -248,6 +235,18 @@ class TestTrouble:
         assert found["status"] == "False"
         assert message in found["message"]
         assert troubled.condition(name, "Available")["status"] == "False"
+
+    def test_it_heals_when_what_was_missing_is_there(self, troubled: Operated) -> None:
+        keys = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "absent-keys"},
+            "stringData": {"a": "k1"},
+        }
+        assert "spec.api.keysSecretRef" in troubled.condition("no-keys")["message"]
+        troubled.apply(keys)
+        troubled.await_reason("no-keys", "PodsStarting", 150)  # the kubelet tries again when it sees fit
+        troubled.kubectl("delete", "specm", "no-keys", "--wait=false")  # not to load a real model here
 
     def test_a_quota_on_pods(self, operated: Operated) -> None:
         with quota(operated, {"requests.cpu": "1"}):
@@ -293,6 +292,13 @@ class TestServing:
         assert header.split() == ["NAME", "READY", "PROPOSER", "ACCEPTED", "ATTAINMENT", "ROLLOUT", "AGE"]
         assert row.split()[:3] == [shared, "True", "ngram"]
 
+    def test_a_pods_readiness_is_told_within_seconds(self, operated: Operated, shared: str) -> None:
+        (pod,) = operated.pods(shared)
+        (ready,) = (c for c in pod["status"]["conditions"] if c["type"] == "Ready")
+        told = datetime.fromisoformat(operated.condition(shared)["lastTransitionTime"])
+        took = (told - datetime.fromisoformat(ready["lastTransitionTime"])).total_seconds()
+        assert 0 <= took <= 5
+
     def test_nothing_moves_while_nothing_happens(self, operated: Operated, shared: str) -> None:
         def versions() -> dict[str, str]:
             watched = [
@@ -303,7 +309,7 @@ class TestServing:
             return {f"{o['kind']}/{o['metadata']['name']}": o["metadata"]["resourceVersion"] for o in watched}
 
         before, told = versions(), len(operated.events(shared))
-        time.sleep(40)  # longer than the resync interval
+        time.sleep(180 if LONG else 40)  # longer than the resync interval
         assert versions() == before
         assert len(operated.events(shared)) == told
 
