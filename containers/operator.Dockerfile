@@ -1,5 +1,5 @@
 # The operator's image: no torch. Build from the repository's root:
-#   docker build -f containers/operator.Dockerfile -t outrider/operator:0.1.0 .
+#   docker build -f containers/operator.Dockerfile -t outrider/operator:0.2.0 .
 FROM python:3.12.12-slim-bookworm AS environment
 WORKDIR /src
 COPY locks/operator.txt locks/operator.txt

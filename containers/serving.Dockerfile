@@ -1,5 +1,5 @@
 # The serving image, on a CUDA base. Build from the repository's root:
-#   docker build -f containers/serving.Dockerfile -t outrider/serving:0.1.0 .
+#   docker build -f containers/serving.Dockerfile -t outrider/serving:0.2.0 .
 # torch's wheels bring their own CUDA libraries, so the base only has to expose the driver.
 FROM nvidia/cuda:13.0.1-base-ubuntu24.04 AS environment
 RUN apt-get update \

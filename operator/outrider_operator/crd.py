@@ -30,8 +30,8 @@ def _column(name: str, path: str, kind: str = "string", description: str = "") -
     return column | ({"description": description} if description else {})
 
 
-def _condition(name: str) -> str:
-    return f'.status.conditions[?(@.type=="{name}")].status'
+def _condition(name: str, field: str = "status") -> str:
+    return f'.status.conditions[?(@.type=="{name}")].{field}'
 
 
 def custom_resource_definition() -> dict[str, Any]:
@@ -66,6 +66,7 @@ def custom_resource_definition() -> dict[str, Any]:
         },
         "additionalPrinterColumns": [
             _column("Ready", _condition("Ready"), description="Whether what is wanted is served."),
+            _column("Reason", _condition("Ready", "reason"), description="Why, in one word."),
             _column("Proposer", ".status.proposer", description="Proposer in force."),
             _column("Accepted", ".status.accepted", description="Share of proposed tokens that were kept."),
             _column(

@@ -52,7 +52,8 @@ class Elector:
                 holder = (lease or {}).get("spec", {}).get("holderIdentity") or FREE
                 if holder != waiting:
                     waiting = holder
-                    logger.info("waiting for Lease %s/%s, held by %s", self._namespace, self._name, holder)
+                    by = holder or "nobody any more"
+                    logger.info("waiting for Lease %s/%s, held by %s", self._namespace, self._name, by)
             except ApiError as error:
                 if error.status in (401, 403):
                     raise  # a right is missing: say so and end, rather than wait for ever

@@ -68,7 +68,11 @@ def transition_events(old: Object, new: Object) -> Iterator[Event]:
         told = _condition(new, kind)
         if told and not _condition(old, kind):
             yield Event("Warning", kind, told["message"])
+    available = _condition(new, "Available")
+    lost = _condition(old, "Available").get("status") == "True" and available.get("status") == "False"
     before, after = _condition(old, "Ready"), _condition(new, "Ready")
+    if lost and available.get("reason") != "ScaledToZero":
+        yield Event("Warning", "NotAvailable", f"{available['message']}: {after.get('message', '')}")
     if (before.get("status"), before.get("reason")) == (after.get("status"), after.get("reason")):
         return
     if after.get("status") == "True":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import product
 from typing import Final
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -13,6 +14,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from outrider_operator.observation import Object
+
+_STATUSES: Final = ("True", "False", "Unknown", "Idle")
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -80,16 +83,21 @@ class Instruments:
         def waiting(_: CallbackOptions) -> Iterable[Observation]:
             return [Observation(depth())]
 
-        def ready(_: CallbackOptions) -> Iterable[Observation]:
-            counted = Counter({"True": 0, "False": 0, "Unknown": 0})
-            counted.update(_ready(model) for model in models())
-            return [Observation(count, {"ready": status}) for status, count in counted.items()]
+        def states(_: CallbackOptions) -> Iterable[Observation]:
+            counted = Counter(dict.fromkeys(product(_STATUSES, repeat=2), 0))
+            counted.update(_state(model) for model in models())
+            return [
+                Observation(count, {"ready": ready, "available": available})
+                for (ready, available), count in counted.items()
+            ]
 
         self._meter.create_observable_gauge(
             "outrider.operator.queue.depth", [waiting], description="SpeculativeModels that wait for a pass."
         )
         self._meter.create_observable_gauge(
-            "outrider.operator.models", [ready], description="SpeculativeModels by their condition Ready."
+            "outrider.operator.models",
+            [states],
+            description="SpeculativeModels by their conditions Ready and Available; Idle for no replicas.",
         )
 
     def exposition(self) -> bytes:
@@ -97,6 +105,14 @@ class Instruments:
         return generate_latest(self._registry)
 
 
-def _ready(model: Object) -> str:
-    conditions = (model.get("status") or {}).get("conditions", ())
-    return next((str(c["status"]) for c in conditions if c["type"] == "Ready"), "Unknown")
+def _state(model: Object) -> tuple[str, str]:
+    conditions = {c["type"]: c for c in (model.get("status") or {}).get("conditions", ())}
+    ready, available = (_status(conditions.get(kind, {})) for kind in ("Ready", "Available"))
+    return ready, available
+
+
+def _status(condition: Object) -> str:
+    if condition.get("reason") == "ScaledToZero":
+        return "Idle"
+    status = condition.get("status")
+    return status if status in _STATUSES else "Unknown"

@@ -61,7 +61,7 @@ class Election:
     def may_claim(self, lease: Object | None, now: float) -> bool:
         """Whether to claim the Lease, as it was just read; None where there is none."""
         if lease is None:  # not claimed at once where one was held just now: its holder finds out only later
-            return now - self._seen_at > self._lasts
+            return now - self._seen_at > min(self._lasts, self.timing.lease)
         spec = lease.get("spec", {})
         holder = spec.get("holderIdentity") or FREE
         if holder == self.identity:

@@ -156,7 +156,7 @@ class Process:
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
 
     async def _first_sweep(self, sweeper: Sweeper, queue: WorkQueue) -> None:
-        while not await self._sweep(sweeper, queue):  # noqa: ASYNC110  what is waited for is not in this process
+        while not await self._sweep(sweeper, queue, first=True):  # noqa: ASYNC110  what is waited for is not in this process
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _sweep_regularly(self, sweeper: Sweeper, queue: WorkQueue) -> None:
@@ -164,7 +164,7 @@ class Process:
             await asyncio.sleep(self._config.resync_seconds)
             await self._sweep(sweeper, queue)
 
-    async def _sweep(self, sweeper: Sweeper, queue: WorkQueue) -> bool:
+    async def _sweep(self, sweeper: Sweeper, queue: WorkQueue, *, first: bool = False) -> bool:
         """Whether it came to its end."""
         try:
             touched = await sweeper.sweep()
@@ -174,7 +174,8 @@ class Process:
         except HistoryLostError as error:
             logger.critical("%s: the store was set back; ending, so as to start from what there is", error)
             raise
-        self._instruments.missed(len(touched))
+        if not first:  # nothing was watched before
+            self._instruments.missed(len(touched))
         for key in touched:
             queue.add(*key)
         return True

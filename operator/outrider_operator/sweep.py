@@ -68,7 +68,10 @@ class Sweeper:
 
     async def _sweep_kind(self, kind: str, namespace: str | None) -> frozenset[Key]:
         labels = "" if kind == names.KIND else names.MODEL_LABEL
-        entries, listed_at = await self._client.list_metadata(kind, namespace, labels=labels)
+        try:
+            entries, listed_at = await self._client.list_metadata(kind, namespace, labels=labels)
+        except ApiError as error:
+            raise ApiError(error.status, f"listing {kind}: {error}") from error
         if listed_at < self._listed_at.get((kind, namespace), 0):
             raise HistoryLostError(f"{kind}: a list of version {listed_at} after a later one")
         self._listed_at[kind, namespace] = listed_at

@@ -289,8 +289,10 @@ class TestServing:
         conditions = {c["type"]: c["status"] for c in status["conditions"]}
         assert conditions == {"Ready": "True", "Available": "True", "Progressing": "False"}
         header, row = operated.kubectl("get", "specm", shared).splitlines()
-        assert header.split() == ["NAME", "READY", "PROPOSER", "ACCEPTED", "ATTAINMENT", "ROLLOUT", "AGE"]
-        assert row.split()[:3] == [shared, "True", "ngram"]
+        assert header.split() == [
+            *("NAME", "READY", "REASON", "PROPOSER", "ACCEPTED", "ATTAINMENT", "ROLLOUT", "AGE")
+        ]
+        assert row.split()[:4] == [shared, "True", "Serving", "ngram"]
 
     def test_a_pods_readiness_is_told_within_seconds(self, operated: Operated, shared: str) -> None:
         (pod,) = operated.pods(shared)

@@ -50,6 +50,26 @@ def test_one_event_for_each_transition() -> None:
     assert list(transition_events(crash, ready("False", "CrashLoopBackOff", "exit 2"))) == []
 
 
+def test_that_nothing_serves_any_more_is_a_warning() -> None:
+    def status(available: str, reason: str, ready: dict[str, Any]) -> dict[str, Any]:
+        condition = {
+            "type": "Available",
+            "status": available,
+            "reason": reason,
+            "message": "no pod is available",
+        }
+        return {"conditions": [*ready["conditions"], condition]}
+
+    serving = status("True", "Serving", ready("True", "Serving"))
+    lost = status("False", "NoPods", ready("False", "PodsStarting", "0 of 1 pod ready"))
+    warning, note = transition_events(serving, lost)
+    assert warning == Event("Warning", "NotAvailable", "no pod is available: 0 of 1 pod ready")
+    assert (note.type, note.reason) == ("Normal", "NotReady")
+    assert list(transition_events(lost, lost)) == []
+    idle = status("False", "ScaledToZero", ready("False", "ScaledToZero"))
+    assert "NotAvailable" not in {event.reason for event in transition_events(serving, idle)}
+
+
 def test_the_same_within_a_minute_is_counted_and_written_later() -> None:
     book = ledger()
     first = book.enter("x", "u", LOST, 0)

@@ -22,16 +22,30 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     }
 
 
-def specm(**ready: str) -> dict[str, Any]:
-    return {"status": {"conditions": [{"type": "Ready", "status": ready["ready"]}]}} if ready else {}
+def specm(ready: str, available: str, reason: str = "Some") -> dict[str, Any]:
+    return {
+        "status": {
+            "conditions": [
+                {"type": "Ready", "status": ready, "reason": reason},
+                {"type": "Available", "status": available, "reason": reason},
+            ]
+        }
+    }
+
+
+MODELS = [
+    {},
+    specm("True", "True"),
+    specm("True", "True"),
+    specm("False", "True"),
+    specm("False", "False", "ScaledToZero"),
+]
 
 
 async def test_the_port_tells_that_it_lives_and_what_it_did() -> None:
     instruments = Instruments()
     instruments.watch_lease(lambda: True)
-    instruments.watch_work(
-        depth=lambda: 3, models=lambda: [specm(), specm(ready="True"), specm(ready="True")]
-    )
+    instruments.watch_work(depth=lambda: 3, models=lambda: MODELS)
     instruments.passed(0.5, 0.25, failed=True)
     instruments.called("patch", "Service", 200, 0.125)
     instruments.called("get", "Lease", 0, 2.0)
@@ -55,8 +69,15 @@ async def test_the_port_tells_that_it_lives_and_what_it_did() -> None:
     assert found["outrider_operator_watch_missed_total", ()] == 4
     assert found["outrider_operator_leader", ()] == 1
     assert found["outrider_operator_queue_depth", ()] == 3
-    ready = {
-        status: found["outrider_operator_models", (("ready", status),)]
-        for status in ("True", "False", "Unknown")
+    models = {
+        tuple(value for _, value in labels): count
+        for (name, labels), count in found.items()
+        if name == "outrider_operator_models" and count
     }
-    assert ready == {"True": 2, "False": 0, "Unknown": 1}
+    assert models == {  # available, ready
+        ("Unknown", "Unknown"): 1,
+        ("True", "True"): 2,
+        ("True", "False"): 1,
+        ("Idle", "Idle"): 1,
+    }
+    assert found["outrider_operator_models", (("available", "False"), ("ready", "False"))] == 0

@@ -30,6 +30,8 @@ class TestClaim:
         assert not election.may_claim(held("other"), 100)
         assert not election.may_claim(None, 114)
         assert election.may_claim(None, 115.1)
+        election.may_claim(held("ghost", leaseDurationSeconds=2**31 - 1), 150)
+        assert election.may_claim(None, 166)  # deleting one that lasts for ever is the way out
         election.may_claim(held(""), 200)
         assert election.may_claim(None, 201)
 

@@ -92,7 +92,7 @@ def test_rules_have_messages_for_people() -> None:
 def test_columns_and_subresources() -> None:
     version = CRD["spec"]["versions"][0]
     columns = [column["name"] for column in version["additionalPrinterColumns"]]
-    assert columns == ["Ready", "Proposer", "Accepted", "Attainment", "Rollout", "Age"]
+    assert columns == ["Ready", "Reason", "Proposer", "Accepted", "Attainment", "Rollout", "Age"]
     assert set(version["subresources"]) == {"status", "scale"}
     assert CRD["spec"]["names"]["shortNames"] == ["specm"]
 

@@ -635,9 +635,11 @@ class TestEvents:
         assert (event.type, event.reason) == ("Warning", "CrashLoopBackOff")
         assert self.events(loop, status_of(starting(containerStatuses=RUNS_AGAIN))) == []
 
-    def test_leaving_ready_for_something_planned_is_no_warning(self) -> None:
-        (event,) = self.events(status_of(serving()), status_of(starting()))
-        assert (event.type, event.reason) == ("Normal", "NotReady")
+    def test_losing_the_only_pod_is_a_warning_and_why(self) -> None:
+        lost, note = self.events(status_of(serving()), status_of(starting()))
+        assert (lost.type, lost.reason) == ("Warning", "NotAvailable")
+        assert (note.type, note.reason) == ("Normal", "NotReady")
+        assert "PodsStarting" in note.message
 
     def test_of_actions(self) -> None:
         child = {"kind": "Service", "metadata": {"name": "m"}}
