@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from decimal import ROUND_UP, Context, Decimal
+from typing import Any, Final
 
 from kubernetes.utils.quantity import parse_quantity
+
+_FINEST: Final = Decimal("0.001")
+_EXACT: Final = Context(prec=80)
+"""An amount is at most 32 characters long, of which the last may stand for 18 digits."""
 
 _AMOUNTS = frozenset({"limits", "requests"})
 
@@ -45,8 +50,9 @@ def overlay(live: Any, desired: Any, field: str = "") -> Any:
     return desired
 
 
-def _amounts(amounts: dict[str, Any]) -> dict[str, Any]:
+def _amounts(amounts: dict[str, Any]) -> dict[str, Decimal]:
+    """As they are stored: the API server rounds what is finer than a thousandth up."""
     return {
-        name: parse_quantity(amount)  # type: ignore[no-untyped-call]
+        name: Decimal(parse_quantity(amount)).quantize(_FINEST, ROUND_UP, _EXACT)  # type: ignore[no-untyped-call]
         for name, amount in amounts.items()
     }

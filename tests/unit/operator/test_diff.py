@@ -21,6 +21,12 @@ from outrider_operator.diff import covers, overlay
         ({"limits": {"cpu": "1", "memory": "1Gi"}}, {"limits": {"cpu": "1000m", "memory": "1024Mi"}}, True),
         ({"requests": {"cpu": "500m"}}, {"requests": {"cpu": "0.5"}}, True),
         ({"requests": {"cpu": "2"}}, {"requests": {"cpu": "1"}}, False),
+        (
+            {"requests": {"cpu": "1m"}},
+            {"requests": {"cpu": "0.00000000001"}},
+            True,
+        ),  # rounded as it is stored
+        ({"limits": {"memory": "9" * 30 + "E"}}, {"limits": {"memory": "9" * 30 + "E"}}, True),
         ({"requests": {"cpu": "1", "memory": "1Gi"}}, {"requests": {"cpu": "1"}}, False),
         ({"a": None}, {"a": {"b": 1}}, False),
         ({"emptyDir": {}}, {"emptyDir": {}}, True),
