@@ -55,10 +55,8 @@ class Reconciler:
             after = observe_again(self._cache, seen)
             if after is None or is_deleting(after.resource):
                 return None
-            seen = after
-            decision = decide(
-                intent(seen.resource, self._config), seen
-            )  # the spec may have changed meanwhile
+            seen, wanted = after, intent(after.resource, self._config)  # the spec may have changed meanwhile
+            decision = decide(wanted, seen)
         status = next_status(seen, decision, errors)
         events = list(action_events(done))
         if status != seen.status:
