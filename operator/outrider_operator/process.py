@@ -70,18 +70,17 @@ class Process:
             if self._standing.listen is not None:
                 await stack.enter_async_context(health.serve(*self._standing.listen, self._instruments))
             dynamic = await asyncio.to_thread(load_client)
-            elector = self._elector(dynamic)
+            client = Client(dynamic, report=self._instruments.called)
+            elector = self._elector(client)
             self._instruments.watch_lease(elector.may_write)
-            if await self._unless_stopped(self._wait_for_turn(dynamic, elector)):
+            if await self._unless_stopped(self._wait_for_turn(client, elector)):
                 await self._lead(dynamic, elector)
 
-    def _elector(self, dynamic: DynamicClient) -> Elector:
+    def _elector(self, client: Client) -> Elector:
         election = Election(self._standing.identity, Timing(self._standing.lease_seconds))
-        client = Client(dynamic, report=self._instruments.called)
         return Elector(client, election, self._config.pod_namespace, self._standing.lease_name)
 
-    async def _wait_for_turn(self, dynamic: DynamicClient, elector: Elector) -> None:
-        client = Client(dynamic, report=self._instruments.called)
+    async def _wait_for_turn(self, client: Client, elector: Elector) -> None:
         while True:
             try:
                 if await client.serves(names.KIND):
