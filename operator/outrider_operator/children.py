@@ -77,6 +77,7 @@ def settings_of(spec: SpeculativeModelSpec, generation: int) -> PodSettings:
         in_force=STABLE,
         workloads=spec.workloads or [],
         objective=spec.objective,
+        requests=spec.requests,
     )
 
 

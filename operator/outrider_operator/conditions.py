@@ -62,6 +62,7 @@ class View:
     reported: int | None
     refused: str | None
     keys_refused: str | None
+    not_loaded: str | None
     trouble: Trouble | None
     deployments: tuple[Object, ...]
 
@@ -101,6 +102,9 @@ def findings(view: View) -> dict[ConditionType, Finding]:
         found[ConditionType.SERVED_NAME_CONFLICT] = Finding(True, "AlsoServed", _namesakes(view.seen))
     if view.keys_refused is not None:
         found[ConditionType.KEYS_REFUSED] = Finding(True, "BadEntry", view.keys_refused)
+    # Requests are served as they would be with it, only slower.
+    if view.not_loaded is not None:
+        found[ConditionType.PROPOSER_NOT_LOADED] = Finding(True, "WithoutProposals", view.not_loaded)
     return found
 
 
@@ -121,6 +125,7 @@ def view_of(seen: Observation, plan: Plan, errors: Sequence[str]) -> View:
         reported=_reported(seen, ready, states.values()),
         refused=_first({pod: state.settings_error for pod, state in states.items()}),
         keys_refused=_first({pod: state.keys_error for pod, state in states.items()}),
+        not_loaded=_first({pod: state.proposer_error for pod, state in states.items()}),
         trouble=_trouble(seen, plan.spec, current, pods),
         deployments=deployments,
     )

@@ -84,6 +84,11 @@ Quantity = Annotated[
 ]
 
 
+def amount(quantity: str) -> Decimal:
+    """How much a Quantity is; of memory, in bytes."""
+    return Decimal(parse_quantity(quantity))  # type: ignore[no-untyped-call]
+
+
 class PullPolicy(StrEnum):
     """When the image is pulled."""
 
@@ -276,10 +281,6 @@ class Resources(Contract):
     def _request_within_limit(self) -> Self:
         limits = self.limits or {}
         for key, request in (self.requests or {}).items():
-            if key in limits and _quantity(request) > _quantity(limits[key]):
+            if key in limits and amount(request) > amount(limits[key]):
                 raise ValueError(f"{key}: the request {request} exceeds the limit {limits[key]}")
         return self
-
-
-def _quantity(text: str) -> Decimal:
-    return Decimal(parse_quantity(text))  # type: ignore[no-untyped-call]

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from outrider_operator import names
 from outrider_operator.config import OperatorConfig
-from outrider_operator.podspec import EnvVar, KeyReference, LocalReference, Toleration, Volume
+from outrider_operator.enginespec import Engine
+from outrider_operator.podspec import EnvVar, KeyReference, LocalReference, Toleration, Volume, amount
 from outrider_operator.spec import Model, SpeculativeModelSpec
 from outrider_serving.settings import ADMIN_PORT
 
@@ -114,7 +115,20 @@ def arguments(model: str, spec: SpeculativeModelSpec) -> list[str]:
         result.append(f"--context-length={spec.model.context_length}")
     if spec.api.keys_secret_ref is not None:
         result.append(f"--api-keys={names.KEYS_DIRECTORY}")
-    return result
+    return result + _engine_arguments(spec.engine)
+
+
+def _engine_arguments(engine: Engine) -> list[str]:
+    """How much the engine does at once. Only what is set is said: the rest is the engine's own to choose."""
+    memory = engine.proposer_memory
+    given = {
+        "max-running": engine.max_running,
+        "max-waiting": engine.max_waiting,
+        "step-tokens": engine.step_tokens,
+        "memory-share": engine.memory_share,
+        "proposer-memory": None if memory is None else math.ceil(amount(memory)),
+    }
+    return [f"--{flag}={value}" for flag, value in given.items() if value is not None]
 
 
 def model_argument(model: Model) -> str:

@@ -27,6 +27,7 @@ class ConditionType(StrEnum):
     PROGRESSING = "Progressing"
     NAME_CONFLICT = "NameConflict"
     KEYS_REFUSED = "KeysRefused"
+    PROPOSER_NOT_LOADED = "ProposerNotLoaded"
     SERVED_NAME_CONFLICT = "ServedNameConflict"
 
 
@@ -43,7 +44,8 @@ class Condition(Contract):
 
     type: Annotated[str, StringConstraints(min_length=1, max_length=316)] = Field(
         description="Ready, Available, Progressing; NameConflict while a foreign object is in the way, "
-        "KeysRefused while an entry of the API keys is not usable, ServedNameConflict while another "
+        "KeysRefused while an entry of the API keys is not usable, ProposerNotLoaded while a pod serves "
+        "without a proposer that it was asked for, ServedNameConflict while another "
         "SpeculativeModel of the namespace is served under the same name."
     )
     status: ConditionStatus = Field(description="Whether the condition holds.")

@@ -52,8 +52,8 @@ def _convert(schema: Schema, definitions: dict[str, Schema]) -> Schema:
             inner = _only_alternative(node.pop("anyOf"))
         node = inner | node
     result = _kept(node)
-    if result.get("default", "") is None:
-        del result["default"]
+    if "exclusiveMinimum" in node:  # a number in JSON Schema; in Kubernetes it says so of the minimum
+        result |= {"minimum": node["exclusiveMinimum"], "exclusiveMinimum": True}
     if result.get("type") == "object":
         if "default" in result:
             result["default"] = _without_nulls(result["default"])
@@ -80,7 +80,9 @@ def _without_nulls(value: Schema) -> Schema:
 
 
 def _kept(node: Schema) -> Schema:
-    return {key: value for key, value in node.items() if key in _KEPT or key.startswith("x-kubernetes-")}
+    """What Kubernetes knows of a node; a default of null only says that the field may be absent."""
+    kept = {key: value for key, value in node.items() if key in _KEPT or key.startswith("x-kubernetes-")}
+    return {key: value for key, value in kept.items() if key != "default" or value is not None}
 
 
 def _only_alternative(alternatives: list[Schema]) -> Schema:

@@ -12,26 +12,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from outrider_operator.podspec import (
-    ENV_VALUES_BOUND,
-    MAX_ENV_VALUES,
-    REQUEST_WITHIN_LIMIT,
-    RESERVED_MOUNT_PATTERN,
-    RESERVED_MOUNTS,
-    AbsolutePath,
-    EnvVar,
-    LabelValue,
-    LocalReference,
-    ObjectName,
-    PullPolicy,
-    Resources,
-    SecretKeyReference,
-    Toleration,
-    Volume,
-    cel,
-    keyed,
-)
-from outrider_serving.settings import OTHER_WORKLOAD, Contract, Objective, Proposer, Workload
+from outrider_operator.enginespec import ENGINE_RULES, Engine
+from outrider_operator.podspec import AbsolutePath, LocalReference, SecretKeyReference, cel, keyed
+from outrider_serving.settings import OTHER_WORKLOAD, Contract, Objective, Proposer, RequestLimits, Workload
 
 HubId = Annotated[
     str,
@@ -51,7 +34,6 @@ Revision = Annotated[
 ServedName = Annotated[
     str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][-._:/A-Za-z0-9]*$")
 ]
-Image = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[^\s]+$")]
 
 
 class Dtype(StrEnum):
@@ -131,98 +113,6 @@ class Model(Contract):
         return self
 
 
-class Engine(Contract):
-    """The pods that serve the model."""
-
-    image: Image | None = Field(default=None, description="Serving image; by default that of the operator.")
-    image_pull_policy: PullPolicy | None = Field(
-        default=None, description="When the image is pulled; by default as the operator is configured."
-    )
-    image_pull_secrets: list[LocalReference] | None = Field(
-        default=None,
-        max_length=8,
-        description="Secrets to pull the image with.",
-        json_schema_extra=keyed("name"),
-    )
-    resources: Resources = Field(
-        default=Resources(),
-        description="Compute resources of the container; a GPU is a limit.",
-        json_schema_extra=cel(REQUEST_WITHIN_LIMIT),
-    )
-    node_selector: dict[Annotated[str, StringConstraints(max_length=316)], LabelValue] | None = Field(
-        default=None, max_length=16, description="Labels a node must have."
-    )
-    tolerations: list[Toleration] | None = Field(
-        default=None,
-        max_length=16,
-        description="Taints of nodes that the pods tolerate.",
-        json_schema_extra=cel(
-            (
-                "self.all(t, has(t.key) || t.operator == 'Exists')",
-                "a toleration without a key needs operator Exists",
-            )
-        )
-        | {"x-kubernetes-list-type": "atomic"},
-    )
-    runtime_class_name: ObjectName | None = Field(
-        default=None, description="RuntimeClass of the pods, such as `nvidia`."
-    )
-    env: list[EnvVar] | None = Field(
-        default=None,
-        max_length=64,
-        description="More environment variables of the container.",
-        json_schema_extra=keyed("name")
-        | cel(
-            ("self.all(e, !(has(e.value) && has(e.valueFrom)))", "set value or valueFrom, not both"),
-            ENV_VALUES_BOUND,
-        ),
-    )
-    volumes: list[Volume] | None = Field(
-        default=None,
-        max_length=8,
-        description="Volumes with weights.",
-        json_schema_extra=keyed("name")
-        | cel(
-            (
-                "self.all(v, self.exists_one(w, w.mountPath == v.mountPath))",
-                "each volume needs a mountPath of its own",
-            ),
-            (
-                f"self.all(v, !v.mountPath.matches('{RESERVED_MOUNT_PATTERN}'))",
-                "mountPath must not lie in, or hide, a directory of the system: "
-                + ", ".join(RESERVED_MOUNTS),
-            ),
-        ),
-    )
-
-    load_seconds: int = Field(
-        default=1800,
-        ge=30,
-        le=86_400,
-        description="How long a pod may take to fetch and load the model, in seconds; one that does not "
-        "serve by then is restarted. With 600 seconds more, for scheduling it and for pulling the image, the "
-        "resource no longer counts as progressing.",
-    )
-
-    @model_validator(mode="after")
-    def _bounded_env(self) -> Self:
-        length = sum(len(variable.value or "") for variable in self.env or [])
-        if length > MAX_ENV_VALUES:
-            raise ValueError(f"{ENV_VALUES_BOUND[1]} (they have {length})")
-        return self
-
-    @model_validator(mode="after")
-    def _distinct(self) -> Self:
-        for field, values in (
-            ("env names", [variable.name for variable in self.env or []]),
-            ("volume names", [volume.name for volume in self.volumes or []]),
-            ("mountPaths", [volume.mount_path for volume in self.volumes or []]),
-        ):
-            if len(values) != len(set(values)):
-                raise ValueError(f"{field} must be distinct")
-        return self
-
-
 class Api(Contract):
     """The OpenAI-compatible API."""
 
@@ -253,7 +143,11 @@ class SpeculativeModelSpec(Contract):
             )
         ),
     )
-    engine: Engine = Field(default=Engine(), description="The pods that serve the model.")
+    engine: Engine = Field(
+        default=Engine(),
+        description="The pods that serve the model.",
+        json_schema_extra=cel(*ENGINE_RULES),
+    )
     replicas: int = Field(default=1, ge=0, le=1000, description="Number of pods; 0 stops serving.")
     replacement: Replacement = Field(
         default=Replacement.SURGE,
@@ -287,6 +181,10 @@ class SpeculativeModelSpec(Contract):
     )
     objective: Objective | None = Field(
         default=None, description="Latency limits of requests whose workload has no objective of its own."
+    )
+    requests: RequestLimits = Field(
+        default=RequestLimits(),
+        description="Limits of what a request may ask for. A change reaches running pods.",
     )
     api: Api = Field(default=Api(), description="The OpenAI-compatible API.")
 

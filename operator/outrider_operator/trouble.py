@@ -48,6 +48,12 @@ _ADVICE: Final = (
         "(OOMKilled)",
         "it may use no more memory than spec.engine.resources.limits.memory, and the node, allow",
     ),
+    (
+        "give more memory, a larger share or a shorter context",
+        "these are spec.engine.resources.limits.memory or another GPU, spec.engine.memoryShare and "
+        "spec.model.contextLength; the reserve is spec.engine.proposerMemory",
+    ),
+    ("--step-tokens", "the flags are spec.engine.stepTokens and spec.engine.maxRunning"),
 )
 """What a message holds, and what is worth knowing then."""
 

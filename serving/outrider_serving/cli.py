@@ -4,43 +4,36 @@ from __future__ import annotations
 
 import argparse
 import logging
-import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NoReturn, get_args
 
 from outrider_serving import logs, watch
-from outrider_serving.api.options import DType, ServeOptions, StartError
+from outrider_serving.api.options import ServeOptions, StartError
+from outrider_serving.bench import cli as bench
+from outrider_serving.engine.options import EngineOptions
+from outrider_serving.flags import TEMPLATE_VARIABLE, make_parser
 from outrider_serving.models.errors import ModelError
 from outrider_serving.models.source import DirectorySource, HubSource, Source, check_source, parse_source
 from outrider_serving.settings import PodSettings, default_settings
 
 logger = logging.getLogger(__name__)
 
-TEMPLATE_VARIABLE = "OUTRIDER_CHAT_TEMPLATE"
-"""Environment variable that holds a chat template's text, empty for none; --chat-template comes first."""
-
 TERMINATION_LOG = Path("/dev/termination-log")
 """What a container writes here shows up as the reason of its end in `kubectl describe pod`."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit status."""
-    parser = _parser()
-    chosen = parser.parse_args(arguments)
+    chosen = make_parser().parse_args(arguments)
     if chosen.command == "version":
         print(f"outrider {_version()}")
         return 0
+    if chosen.command == "bench":
+        return bench.run(chosen)
     return _serve(chosen)
 
 
@@ -86,25 +79,32 @@ def _options(chosen: argparse.Namespace) -> tuple[ServeOptions, PodSettings]:
         )
     if chosen.api_keys is not None and not chosen.api_keys.is_dir():
         raise StartError(f"--api-keys {chosen.api_keys} must be a directory with one file a tenant")
+    if chosen.step_tokens is not None and chosen.step_tokens < chosen.max_running:
+        raise StartError(
+            f"--step-tokens {chosen.step_tokens} must be at least --max-running {chosen.max_running}: "
+            "each request needs one in every step"
+        )
     source = _source(chosen.model)
     options = ServeOptions(
-        model=chosen.model,
+        engine=_engine_options(chosen),
         served_name=chosen.served_name or _served_name(source),
         host=chosen.host,
         port=chosen.port,
         admin_port=chosen.admin_port,
         settings_file=chosen.settings,
         keys_directory=chosen.api_keys,
-        revision=chosen.revision,
-        dtype=chosen.dtype,
-        context_length=chosen.context_length,
         chat_template=_chat_template(chosen.chat_template),
-        max_waiting=chosen.max_waiting,
-        max_running=chosen.max_running,
+        step_timeout=chosen.step_timeout,
         drain_delay=chosen.drain_delay,
         grace_period=chosen.grace_period,
     )
     return options, _settings(chosen.settings)
+
+
+def _engine_options(chosen: argparse.Namespace) -> EngineOptions:
+    """What the engine's process is told: options of the same names."""
+    names = [field.name for field in fields(EngineOptions)]
+    return EngineOptions(**{name: getattr(chosen, name) for name in names})
 
 
 def _source(model: str) -> Source:
@@ -150,92 +150,3 @@ def _template_text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise StartError(f"--chat-template {file}: cannot be read as UTF-8 text: {error}") from error
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="outrider", description="Speculative decoding as a thing you operate.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("version", help="print the version")
-    serve = commands.add_parser(
-        "serve",
-        help="serve a model over an OpenAI-compatible API",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = serve.add_argument
-    add("model", metavar="MODEL", type=_text, help="a directory, a hub id, or package:NAME")
-    add("--host", default="127.0.0.1", type=_text, help="address to listen on; 0.0.0.0 for all")
-    add("--port", default=8000, type=_port, help="port of the API; 0 for any free one")
-    add("--admin-port", default=0, type=_port, help="port of the admin endpoints; 0 for none")
-    add("--settings", metavar="FILE", type=Path, help="settings file, re-read while serving")
-    add("--revision", type=_text, help="branch, tag or commit of a hub id")
-    add(
-        "--dtype",
-        default="auto",
-        choices=get_args(DType),
-        help="dtype of the weights in memory; auto: the config's, bfloat16 for a GGUF",
-    )
-    add(
-        "--context-length",
-        type=_count,
-        metavar="N",
-        help="most tokens of prompt and output; the model's own by default",
-    )
-    add("--served-name", type=_text, metavar="NAME", help="name in requests; made from MODEL by default")
-    add(
-        "--chat-template",
-        type=Path,
-        metavar="FILE",
-        help=f"replaces the model's own; or its text in {TEMPLATE_VARIABLE}",
-    )
-    add("--api-keys", type=Path, metavar="DIR", help="one file a tenant, keys one a line; open without it")
-    add(
-        "--max-waiting",
-        default=256,
-        type=_count,
-        metavar="N",
-        help="requests that may wait before others get 429",
-    )
-    add("--max-running", default=32, type=_count, metavar="N", help="requests in one step at most")
-    add("--drain-delay", default=5.0, type=_seconds, metavar="SECONDS", help="still accepting after SIGTERM")
-    add(
-        "--grace-period",
-        default=30.0,
-        type=_seconds,
-        metavar="SECONDS",
-        help="from SIGTERM to the exit at most",
-    )
-    add("--log-level", default="info", choices=logs.LEVELS, help="least severe records to log")
-    return parser
-
-
-def _number(minimum: int, maximum: int, allowed: str) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = minimum - 1
-        if not minimum <= value <= maximum:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {allowed}")
-        return value
-
-    return parse
-
-
-_port = _number(0, 65535, "a port (0 to 65535)")
-_count = _number(1, 2**31 - 1, "a whole number of at least 1")
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds (0 to 86400)")
-    return value
-
-
-def _text(text: str) -> str:
-    if not text.strip() or len(text) > 1024:
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a text of 1 to 1024 characters")
-    return text

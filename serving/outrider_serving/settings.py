@@ -108,6 +108,21 @@ class Workload(Contract):
         return self
 
 
+class RequestLimits(Contract):
+    """What a request may ask for."""
+
+    timeout_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        le=86_400,
+        description="Most seconds a request may take, and what holds for one that does not say; "
+        "none: no limit.",
+    )
+    speculation_override: bool = Field(
+        default=True, description="Whether a request may choose its own proposer and depth."
+    )
+
+
 class Arm(Contract):
     """One side of a rollout: what is in force when it is."""
 
@@ -130,6 +145,12 @@ class PodSettings(Contract):
     in_force: Name = Field(description="Name of the arm in force.")
     workloads: list[Workload] = Field(default_factory=list, max_length=64, description="Declared workloads.")
     objective: Objective | None = Field(default=None, description="Default objective.")
+    requests: RequestLimits = Field(
+        default=RequestLimits(),
+        description="Limits of what a request may ask for.",
+        # A pod of an earlier release refuses a file with a field that it does not know.
+        exclude_if=lambda limits: limits == RequestLimits(),
+    )
 
     @model_validator(mode="after")
     def _resolvable(self) -> Self:
@@ -189,5 +210,9 @@ class PodState(Report):
     keys_error: str | None = Field(
         default=None,
         description="What of the newest API keys was refused, by tenant; the others' are in force.",
+    )
+    proposer_error: str | None = Field(
+        default=None,
+        description="Why a proposer of the settings is not loaded; requests are served without it.",
     )
     model: ModelState | None = Field(default=None, description="The loaded model; absent while it loads.")

@@ -1,7 +1,8 @@
 """Every instrument, in one table.
 
-Two kinds of frozen records are the only source of all figures but the gauges: `RequestRecord`, made by the
-API when a request has ended, and `StepRecord`, made by the engine when a step has ended.
+Two kinds of frozen records are the only source of nearly all figures: `RequestRecord`, made by the API when a
+request has ended, and `StepRecord`, made by the engine when a step has ended. The gauges are read when asked
+for, and the restarts of the engine's process are counted by the one who restarts it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from outrider_serving.api.records import COMPLETIONS, RequestRecord
+from outrider_serving.engine.process.child import Reason
 from outrider_serving.engine.records import RowRecord, StepRecord
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -114,8 +116,21 @@ TABLE: tuple[Instrument, ...] = (
         "Requests that take part in steps of the engine.",
     ),
     Instrument("outrider.requests.waiting", Kind.GAUGE, "{request}", "Requests that wait for the engine."),
-    Instrument("outrider.ready", Kind.GAUGE, "1", "1 once a token was generated and until the pod drains."),
+    Instrument(
+        "outrider.ready",
+        Kind.GAUGE,
+        "1",
+        "1 once a token was generated, until the pod drains; 0 while its engine is restarted.",
+    ),
     Instrument("outrider.settings.generation", Kind.GAUGE, "1", "Generation of the settings in force."),
+    Instrument("outrider.pages.total", Kind.GAUGE, "{page}", "Pages of keys and values that there are."),
+    Instrument("outrider.pages.held", Kind.GAUGE, "{page}", "Pages that requests use."),
+    Instrument(
+        "outrider.pages.cached",
+        Kind.GAUGE,
+        "{page}",
+        "Pages that no request uses, kept for requests that begin with the same text.",
+    ),
     Instrument(
         "outrider.steps", Kind.COUNTER, "{step}", "Steps of the engine, by the arm in force.", ("arm",)
     ),
@@ -174,6 +189,27 @@ TABLE: tuple[Instrument, ...] = (
         "{failure}",
         "Exceptions of proposers; the requests went on without a proposal.",
         ("arm",),
+    ),
+    Instrument(
+        "outrider.prompt.tokens.reused",
+        Kind.COUNTER,
+        "{token}",
+        "Prompt tokens found in pages when a request began, or began anew after a preemption.",
+        ("workload", "endpoint", "arm"),
+    ),
+    Instrument(
+        "outrider.preemptions",
+        Kind.COUNTER,
+        "{preemption}",
+        "Requests that lost their pages to earlier ones and had to begin anew.",
+        ("arm",),
+    ),
+    Instrument(
+        "outrider.engine.restarts",
+        Kind.COUNTER,
+        "{restart}",
+        "Engine processes that ended and were replaced: died, stalled (and were killed) or failed.",
+        ("reason",),
     ),
 )
 
@@ -243,10 +279,23 @@ class Telemetry:
         self._counters["outrider.steps"].add(1, arm)
         if step.proposer_failures:
             self._counters["outrider.proposer.failures"].add(step.proposer_failures, arm)
+        if step.preemptions:
+            self._counters["outrider.preemptions"].add(step.preemptions, arm)
+        self._count_reused(step.rows)
         self._share_seconds(step, arm)
         self._count_tokens(step.rows, arm)
         self._by_position("outrider.position.proposed", step.proposed_by_position, arm)
         self._by_position("outrider.position.accepted", step.accepted_by_position, arm)
+
+    def record_restart(self, reason: Reason) -> None:
+        """Count an engine's process that has ended and is to be replaced."""
+        self._counters["outrider.engine.restarts"].add(1, {"reason": reason.value})
+
+    def _count_reused(self, rows: Iterable[RowRecord]) -> None:
+        for row in rows:
+            if row.reused:
+                of = {"workload": row.labels.workload, "endpoint": row.labels.endpoint, "arm": row.labels.arm}
+                self._counters["outrider.prompt.tokens.reused"].add(row.reused, of)
 
     def _share_seconds(self, step: StepRecord, arm: Mapping[str, str]) -> None:
         phases = {
@@ -262,7 +311,7 @@ class Telemetry:
                 self._counters["outrider.step.time"].add(seconds * count / len(step.rows), shared)
 
     def _count_tokens(self, rows: Iterable[RowRecord], arm: Mapping[str, str]) -> None:
-        """Summed over the rows of a kind first: this runs between the engine's steps."""
+        """Summed over the rows of a kind first: this runs on the event loop, for every step."""
         kinds: dict[tuple[str, str], list[RowRecord]] = {}
         for row in rows:
             if row.committed:

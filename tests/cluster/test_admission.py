@@ -17,7 +17,7 @@ from outrider_local.report import ProblemError
 from outrider_operator.children import Owner, children
 from outrider_operator.diff import covers
 from outrider_operator.spec import SpeculativeModelSpec
-from unit.operator.builders import CONFIG, FULL, MINIMAL
+from unit.operator.builders import CONFIG, FULL, MINIMAL, SIZES, TUNED
 
 Object = dict[str, Any]
 
@@ -169,6 +169,55 @@ REFUSED: dict[str, tuple[Object, str]] = {
         {"engine": {"loadSeconds": 29}},
         "spec.engine.loadSeconds in body should be greater than or equal to 30",
     ),
+    "no room in a step": (
+        {"engine": {"maxRunning": 0}},
+        "spec.engine.maxRunning in body should be greater than or equal to 1",
+    ),
+    "no queue": (
+        {"engine": {"maxWaiting": 0}},
+        "spec.engine.maxWaiting in body should be greater than or equal to 1",
+    ),
+    "fewer tokens than requests in a step": (
+        {"engine": {"stepTokens": 31, "maxRunning": 32}},
+        "spec.engine: Invalid value: stepTokens must be at least maxRunning",
+    ),
+    "hardly any memory": (
+        {"engine": {"memoryShare": 0.04}},
+        "spec.engine.memoryShare in body should be greater than or equal to 0.05",
+    ),
+    "more memory than there is": (
+        {"engine": {"memoryShare": 1.01}},
+        "spec.engine.memoryShare in body should be less than or equal to 1",
+    ),
+    "half a byte for proposers": (
+        {"engine": {"proposerMemory": "512m"}},
+        'spec.engine.proposerMemory: Invalid value: "512m": proposerMemory must be an amount of bytes from 0 '
+        "to 1Ti, such as 512Mi",
+    ),
+    "less than nothing for proposers": (
+        {"engine": {"proposerMemory": -1}},
+        "proposerMemory must be an amount of bytes from 0 to 1Ti",
+    ),
+    "more for proposers than any machine has": (
+        {"engine": {"proposerMemory": "1025Gi"}},
+        "proposerMemory must be an amount of bytes from 0 to 1Ti",
+    ),
+    "something else for proposers": (
+        {"engine": {"proposerMemory": "8 GB"}},
+        "proposerMemory must be an amount of bytes from 0 to 1Ti",
+    ),
+    "no time for a request": (
+        {"requests": {"timeoutSeconds": 0}},
+        "spec.requests.timeoutSeconds in body should be greater than 0",
+    ),
+    "more than a day for a request": (
+        {"requests": {"timeoutSeconds": 86401}},
+        "spec.requests.timeoutSeconds in body should be less than or equal to 86400",
+    ),
+    "a limit of requests that does not exist": (
+        {"requests": {"timeout": 5}},
+        'unknown field "spec.requests.timeout"',
+    ),
     "another way to replace": (
         {"replacement": "recreate"},
         'spec.replacement: Unsupported value: "recreate": supported values: "surge", "inPlace"',
@@ -269,6 +318,7 @@ def test_defaults_are_filled_in(api: LocalCluster) -> None:
     assert (spec["replicas"], spec["replacement"]) == (1, "surge")
     assert spec["engine"] == {"resources": {}, "loadSeconds": 1800}
     assert spec["api"] == {"port": 8000}
+    assert spec["requests"] == {"speculationOverride": True}
     assert spec["model"]["dtype"] == "auto"
 
 
@@ -278,7 +328,33 @@ def test_a_request_within_its_limit_is_accepted(api: LocalCluster) -> None:
     assert spec["engine"]["resources"] == amounts
 
 
-@pytest.mark.parametrize("spec", [MINIMAL, FULL], ids=["minimal", "full"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        SIZES,
+        {"stepTokens": 32, "maxRunning": 32},
+        {"stepTokens": 8},
+        {"memoryShare": 1},
+        {"memoryShare": 0.05},
+        {"proposerMemory": 0},
+        {"proposerMemory": 1 << 29},
+        {"proposerMemory": "1Ti"},
+    ],
+    ids=str,
+)
+def test_sizes_of_the_engine_are_stored_as_they_are_given(api: LocalCluster, sizes: Object) -> None:
+    spec = dry_run(api, model({"engine": sizes}))["spec"]
+    assert spec["engine"] == {"resources": {}, "loadSeconds": 1800, **sizes}
+    assert SpeculativeModelSpec.model_validate(spec)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 86_400])
+def test_limits_of_requests_are_stored_as_they_are_given(api: LocalCluster, seconds: float) -> None:
+    spec = dry_run(api, model({"requests": {"timeoutSeconds": seconds}}))["spec"]
+    assert spec["requests"] == {"timeoutSeconds": seconds, "speculationOverride": True}
+
+
+@pytest.mark.parametrize("spec", [MINIMAL, FULL, TUNED], ids=["minimal", "full", "tuned"])
 def test_children_are_stored_as_they_are_wanted(api: LocalCluster, spec: Object) -> None:
     """Else the operator would write them again at every look."""
     owner = Owner(name="m", namespace="default", uid="uid-1")

@@ -1,4 +1,4 @@
-"""docs/operations.md has every condition, reason, right and metric of the operator, and no other right."""
+"""docs/operations.md has every condition, reason, right, metric, size and limit, and no other right."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outrider_operator import conditions, events, instruments, trouble
+from outrider_operator.enginespec import MAX_PROPOSER_MEMORY, Engine
 from outrider_operator.report import ConditionType
+from outrider_operator.schema import structural_schema
+from outrider_serving.engine import options
+from outrider_serving.settings import RequestLimits
 from unit.chart.test_chart import documents, template
+from unit.operator.builders import SIZES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 
@@ -54,7 +59,7 @@ def test_every_reason() -> None:
     documented = {word for row in rows("Reasons of Ready, and what to do") for word in words(row[0])}
     given = reasons(conditions, "Finding", 1) | reasons(trouble, "Trouble", 0)
     assert given
-    of_other_conditions = {"NotOurs", "AlsoServed", "BadEntry", "Complete"}
+    of_other_conditions = {"NotOurs", "AlsoServed", "BadEntry", "Complete", "WithoutProposals"}
     assert given - of_other_conditions - documented == set()
     assert documented >= events.UNDER_WAY
 
@@ -82,6 +87,26 @@ def test_every_metric() -> None:
     documented = " ".join(row[0] for row in rows("Metrics"))
     assert names
     assert {name for name in names if name not in documented} == set()
+
+
+def test_every_size_of_the_engine_with_its_bounds_and_default() -> None:
+    documented = {words(field)[0]: cells for field, *cells in rows("Sizes of the engine")}
+    assert set(documented) == set(SIZES)
+    schema = structural_schema(Engine)["properties"]
+    assert documented.pop("proposerMemory")[:3] == ["0", MAX_PROPOSER_MEMORY, "0"]
+    for field, (least, most, *_) in documented.items():
+        assert (float(least), float(most)) == (schema[field]["minimum"], schema[field]["maximum"])
+    assert {field: cells[2] for field, cells in documented.items()} == {
+        "maxRunning": str(options.DEFAULT_MAX_RUNNING),
+        "maxWaiting": str(options.DEFAULT_MAX_WAITING),
+        "stepTokens": f"{options.STEP_TOKENS_GPU} on a GPU, {options.STEP_TOKENS_CPU} on a CPU",
+        "memoryShare": f"{options.MEMORY_SHARE_GPU} on a GPU, {options.MEMORY_SHARE_CPU} on a CPU",
+    }
+
+
+def test_every_limit_of_requests() -> None:
+    documented = [words(row[0])[0] for row in rows("Limits of requests")]
+    assert documented == list(structural_schema(RequestLimits)["properties"])
 
 
 def test_links_lead_somewhere() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,15 +18,28 @@ from outrider_serving.api.body import MAX_BODY_BYTES, read_json_object
 from outrider_serving.api.errors import SERVER_ERROR, ApiError
 from outrider_serving.api.exchange import Exchange, log_rejection
 from outrider_serving.api.parse import parse_chat, parse_completion
-from outrider_serving.api.prepare import DEFAULT_COMPLETION_TOKENS, Arrival, arrive, engine_request
+from outrider_serving.api.prepare import arrive, prepare
 from outrider_serving.api.records import CHAT, COMPLETIONS
-from outrider_serving.api.schema import ChatRequest, CommonRequest, CompletionRequest
-from outrider_serving.api.state import ServedModel, Serving
-from outrider_serving.api.wire import ChatFormat, CompletionFormat
-from outrider_serving.engine import types as engine
+from outrider_serving.api.schema import Body
+from outrider_serving.api.state import Serving
+from outrider_serving.api.wire import ChatFormat, CompletionFormat, Frame, WireFormat
 from outrider_serving.settings import PodState
 
 WORKLOAD_HEADER = "x-outrider-workload"
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """What sets one way of asking apart: its telemetry label, its ids, what comes in and what goes out."""
+
+    label: str
+    id_prefix: str
+    parse: Callable[[Mapping[str, Any]], Body]
+    spelling: Callable[[Frame], WireFormat]
+
+
+_COMPLETIONS = _Endpoint(COMPLETIONS, "cmpl", parse_completion, CompletionFormat)
+_CHAT = _Endpoint(CHAT, "chatcmpl", parse_chat, ChatFormat)
 
 
 def create_app(serving: Serving, *, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
@@ -97,27 +112,45 @@ def _openai_routes(serving: Serving, max_body_bytes: int) -> APIRouter:
 
     @router.post("/completions")
     async def completions(request: Request) -> Response:
-        received = time.monotonic()
-        tenant = authenticate(request, serving)
-        body = parse_completion(await read_json_object(request, limit=max_body_bytes))
-        arrival = _arrive(request, body, serving, "cmpl", COMPLETIONS, tenant, received)
-        spelling = CompletionFormat(
-            arrival.id, body.model, int(time.time()), include_usage=body.include_usage
-        )
-        prepare = partial(_prepare_completion, body, arrival)
-        return Exchange(serving, arrival, spelling, prepare, include_usage=body.include_usage)
+        return await _answer(request, serving, _COMPLETIONS, max_body_bytes)
 
     @router.post("/chat/completions")
     async def chat(request: Request) -> Response:
-        received = time.monotonic()
-        tenant = authenticate(request, serving)
-        body = parse_chat(await read_json_object(request, limit=max_body_bytes))
-        arrival = _arrive(request, body, serving, "chatcmpl", CHAT, tenant, received)
-        spelling = ChatFormat(arrival.id, body.model, int(time.time()), include_usage=body.include_usage)
-        prepare = partial(_prepare_chat, body, arrival)
-        return Exchange(serving, arrival, spelling, prepare, include_usage=body.include_usage)
+        return await _answer(request, serving, _CHAT, max_body_bytes)
 
     return router
+
+
+async def _answer(request: Request, serving: Serving, endpoint: _Endpoint, max_body_bytes: int) -> Response:
+    """The exchange that answers a request; ApiError where it does not become an arrival."""
+    received = time.monotonic()
+    tenant = authenticate(request, serving)
+    body = endpoint.parse(await read_json_object(request, limit=max_body_bytes))
+    _check_model(body.model, serving)
+    arrival = arrive(
+        body,
+        serving.settings,
+        request_id=f"{endpoint.id_prefix}-{uuid.uuid4().hex}",
+        endpoint=endpoint.label,
+        tenant=tenant,
+        workload_header=request.headers.get(WORKLOAD_HEADER),
+        received=received,
+    )
+    frame = Frame(
+        arrival.id,
+        body.model,
+        int(time.time()),
+        choices=body.n,
+        include_usage=body.include_usage,
+        positions=body.speculation.positions,
+    )
+    return Exchange(
+        serving,
+        arrival,
+        endpoint.spelling(frame),
+        partial(prepare, body, arrival),
+        include_usage=body.include_usage,
+    )
 
 
 def authenticate(request: Request, serving: Serving) -> str:
@@ -137,27 +170,6 @@ def authenticate(request: Request, serving: Serving) -> str:
     return tenant
 
 
-def _arrive(
-    request: Request,
-    body: CommonRequest,
-    serving: Serving,
-    prefix: str,
-    endpoint: str,
-    tenant: str,
-    received: float,
-) -> Arrival:
-    _check_model(body.model, serving)
-    return arrive(
-        body,
-        serving.settings,
-        request_id=f"{prefix}-{uuid.uuid4().hex}",
-        endpoint=endpoint,
-        tenant=tenant,
-        workload_header=request.headers.get(WORKLOAD_HEADER),
-        received=received,
-    )
-
-
 def _check_model(name: str, serving: Serving) -> None:
     if name != serving.served_name:
         raise ApiError(
@@ -166,28 +178,6 @@ def _check_model(name: str, serving: Serving) -> None:
             param="model",
             code="model_not_found",
         )
-
-
-async def _prepare_completion(
-    body: CompletionRequest, arrival: Arrival, model: ServedModel
-) -> engine.Request:
-    return engine_request(
-        arrival,
-        body,
-        await model.encoder.encode(body.prompt),
-        context_length=model.state.context_length,
-        default_limit=DEFAULT_COMPLETION_TOKENS,
-    )
-
-
-async def _prepare_chat(body: ChatRequest, arrival: Arrival, model: ServedModel) -> engine.Request:
-    return engine_request(
-        arrival,
-        body,
-        await model.encoder.encode_chat(body.messages),
-        context_length=model.state.context_length,
-        default_limit=None,
-    )
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

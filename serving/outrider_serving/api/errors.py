@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import JSONResponse
 
+from outrider_serving.engine.types import DeadlineError, EngineClosedError, EngineError, QueueFullError
+
+logger = logging.getLogger(__name__)
+
 INVALID_REQUEST = "invalid_request_error"
 RATE_LIMIT = "rate_limit_error"
 SERVER_ERROR = "server_error"
+TIMEOUT = "timeout_error"
 
 
 class ApiError(Exception):
@@ -52,3 +58,37 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 def not_ready(reason: str) -> ApiError:
     """A 503: this server cannot serve now, another replica or a later try may."""
     return ApiError(503, reason, kind=SERVER_ERROR, code="not_ready", headers={"Retry-After": "5"})
+
+
+def answer_to(error: BaseException | None) -> ApiError:
+    """The answer to whatever ended the work on a request; what nobody foresaw is logged, and not shown."""
+    match error:
+        case ApiError():
+            return error
+        case QueueFullError():
+            return ApiError(
+                429,
+                f"The server is busy: {error}.",
+                kind=RATE_LIMIT,
+                code="queue_full",
+                headers={"Retry-After": str(error.retry_after)},
+            )
+        case DeadlineError():
+            return ApiError(
+                504,
+                "The request had not ended when its time was over (`timeout`, or the limit of this server).",
+                kind=TIMEOUT,
+                code="timeout",
+                # Else the stock client tries again, for as long again.
+                headers={"X-Should-Retry": "false"},
+            )
+        case EngineClosedError():
+            return ApiError(
+                503, f"The server cannot answer: {error}.", kind=SERVER_ERROR, code="engine_closed"
+            )
+        case EngineError():
+            logger.error("the engine failed a request", exc_info=error)
+            return ApiError(500, f"The request failed: {error}.", kind=SERVER_ERROR, code="engine_error")
+        case _:
+            logger.error("a request failed", exc_info=error)
+            return ApiError(500, "The request failed inside the server.", kind=SERVER_ERROR, code="internal")

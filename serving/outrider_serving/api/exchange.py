@@ -5,26 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from typing import Any, TypeVar
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from outrider_serving.api import wire
-from outrider_serving.api.errors import RATE_LIMIT, SERVER_ERROR, ApiError
+from outrider_serving.api.choices import Choices
+from outrider_serving.api.completion import Piece, joined
+from outrider_serving.api.errors import SERVER_ERROR, ApiError, answer_to
 from outrider_serving.api.pace import Pace
-from outrider_serving.api.prepare import Arrival
-from outrider_serving.api.records import Outcome, RequestRecord
+from outrider_serving.api.prepare import Arrival, Call
+from outrider_serving.api.records import Outcome, RequestRecord, Usage
 from outrider_serving.api.state import ServedModel, Serving
-from outrider_serving.engine.types import (
-    Chunk,
-    EngineClosedError,
-    EngineError,
-    QueueFullError,
-    Request,
-    Usage,
-)
+from outrider_serving.engine.types import DeadlineError
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +33,17 @@ STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 
-Prepare = Callable[[ServedModel], Awaitable[Request]]
+MANY_LOGPROBS = 500
+"""Tokens with logprobs that take some milliseconds to spell."""
+
+Result = TypeVar("Result")
+
+Prepare = Callable[[ServedModel], Awaitable[Call]]
 
 
 class Exchange(Response):
-    """Answers one arrival. It ends when the answer is written, the client hangs up, or the server must stop.
+    """Answers one arrival. It ends when the answer is written, the client hangs up, its time is over, or the
+    server must stop.
 
     Nothing is written before the first text is there, so that a request which is refused or fails before it
     gets a proper status; afterwards an error is an event of the stream, which then ends without [DONE].
@@ -56,14 +58,15 @@ class Exchange(Response):
         *,
         include_usage: bool,
     ) -> None:
-        """`prepare` makes the engine's request; an ApiError (4xx) of it means that there was no arrival."""
+        """`prepare` makes the call; an ApiError (4xx) of it means that there was no arrival."""
         self._serving = serving
         self._arrival = arrival
         self._spelling = spelling
         self._prepare = prepare
         self._include_usage = include_usage
         self._pace = Pace(arrival.received)
-        self._usage = Usage()
+        self._choices: Choices | None = None
+        self._count = 1
         self._started = False
         self._complete = False
         self.background = None
@@ -87,39 +90,48 @@ class Exchange(Response):
                 task.cancel()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        model = self._serving.model
-        request = await self._prepare(model)
-        async with aclosing(model.engine.generate(request)) as chunks:
-            if self._arrival.stream:
-                await self._stream(chunks, send)
-            else:
-                await self._whole(chunks, scope, receive, send)
+        deadline = self._arrival.deadline
+        left = None if deadline is None else deadline - time.monotonic()
+        whole: Response | None = None
+        try:
+            async with asyncio.timeout(left) as limit:
+                model = self._serving.model
+                call = await self._prepare(model)
+                self._count = len(call.requests)
+                self._choices = Choices(model.engine.generate, call)
+                async with aclosing(self._choices.pieces()) as pieces:
+                    if self._arrival.stream:
+                        await self._stream(pieces, self._choices, send)
+                    else:
+                        whole = await self._whole(pieces, self._choices)
+        except TimeoutError as error:
+            raise (DeadlineError() if limit.expired() else error) from None
+        if whole is not None:
+            await whole(scope, receive, send)
         self._complete = True
 
-    async def _whole(self, chunks: AsyncIterator[Chunk], scope: Scope, receive: Receive, send: Send) -> None:
-        text: list[str] = []
-        finish = None
-        async for chunk in chunks:
-            self._usage = chunk.usage
-            self._pace.mark(chunk.committed_at)
-            text.append(chunk.text)
-            finish = chunk.finish_reason
-        if finish is None:
-            raise EngineError("the engine ended a completion without a reason")
-        body = self._spelling.whole("".join(text), finish, self._usage)
-        await JSONResponse(body, headers={"x-request-id": self._arrival.id})(scope, receive, send)
+    async def _whole(self, pieces: AsyncIterator[Piece], choices: Choices) -> Response:
+        found: list[list[Piece]] = [[] for _ in range(self._count)]
+        async for piece in pieces:
+            if piece.tokens:
+                self._pace.mark(piece.committed_at)
+            found[piece.index].append(piece)
+        wholes = [joined(parts) for parts in found]
+        return await _computed(wholes, self._whole_response, wholes, choices.usage)
 
-    async def _stream(self, chunks: AsyncIterator[Chunk], send: Send) -> None:
-        finish = None
-        async for chunk in chunks:
-            self._usage = chunk.usage
-            finish = chunk.finish_reason
-            if chunk.text or finish:
-                await self._write(b"".join(map(wire.event, self._spelling.piece(chunk.text, finish))), send)
-        if finish is None:
-            raise EngineError("the engine ended a completion without a reason")
-        last = wire.event(self._spelling.usage(self._usage)) if self._include_usage else b""
+    def _whole_response(self, wholes: Sequence[Piece], usage: Usage) -> Response:
+        body = self._spelling.whole(wholes, usage)
+        return JSONResponse(body, headers={"x-request-id": self._arrival.id})
+
+    async def _stream(self, pieces: AsyncIterator[Piece], choices: Choices, send: Send) -> None:
+        async for piece in pieces:
+            if events := await _computed([piece], self._events, piece):
+                await self._write(events, send)
+        last = wire.event(self._spelling.usage(choices.usage)) if self._include_usage else b""
         await send({"type": "http.response.body", "body": last + wire.DONE})
+
+    def _events(self, piece: Piece) -> bytes:
+        return b"".join(map(wire.event, self._spelling.piece(piece)))
 
     async def _write(self, events: bytes, send: Send) -> None:
         if not self._started:
@@ -155,7 +167,10 @@ class Exchange(Response):
                 code="shutdown",
             )
             return Outcome.FAILED, error
-        error = _api_error(work.exception())
+        cause = work.exception()
+        error = answer_to(cause)
+        if isinstance(cause, DeadlineError):
+            return Outcome.TIMED_OUT, error
         refused = error.status in (429, 503) and not self._started
         return (Outcome.REFUSED if refused else Outcome.FAILED), error
 
@@ -163,6 +178,7 @@ class Exchange(Response):
         if error is not None and error.status < 500 and error.status != 429:
             log_rejection(error, self._arrival.labels.endpoint)
             return
+        usage = self._choices.usage if self._choices else Usage()
         self._serving.record(
             RequestRecord(
                 id=self._arrival.id,
@@ -172,45 +188,27 @@ class Exchange(Response):
                 stream=self._arrival.stream,
                 outcome=outcome,
                 duration=time.monotonic() - self._arrival.received,
-                usage=self._usage,
+                usage=usage,
                 objective=self._arrival.objective,
                 ttft=self._pace.ttft,
-                tpot=self._pace.tpot(self._usage.completion_tokens),
+                tpot=self._pace.tpot(usage.completion_tokens / self._count),
                 max_gap=self._pace.max_gap if self._arrival.stream else None,
                 error_type=error.code if error else None,
             )
         )
 
 
+async def _computed(pieces: Sequence[Piece], work: Callable[..., Result], *arguments: Any) -> Result:
+    """What `work` makes of pieces: in a thread if they are so large that every stream would feel it."""
+    if sum(len(piece.logprobs) for piece in pieces) < MANY_LOGPROBS:
+        return work(*arguments)
+    return await asyncio.to_thread(work, *arguments)
+
+
 def log_rejection(error: ApiError, endpoint: str) -> None:
     """Log a request that never became an arrival; its message may quote the client, so it is left out."""
     fields = {"endpoint": endpoint, "status": error.status, "code": error.code}
     logger.info("request rejected", extra={"fields": fields})
-
-
-def _api_error(error: BaseException | None) -> ApiError:
-    """The answer to whatever ended the work."""
-    match error:
-        case ApiError():
-            return error
-        case QueueFullError():
-            return ApiError(
-                429,
-                f"The server is busy: {error}.",
-                kind=RATE_LIMIT,
-                code="queue_full",
-                headers={"Retry-After": str(error.retry_after)},
-            )
-        case EngineClosedError():
-            return ApiError(
-                503, f"The server cannot answer: {error}.", kind=SERVER_ERROR, code="engine_closed"
-            )
-        case EngineError():
-            logger.error("the engine failed a request", exc_info=error)
-            return ApiError(500, f"The request failed: {error}.", kind=SERVER_ERROR, code="engine_error")
-        case _:
-            logger.error("a request failed", exc_info=error)
-            return ApiError(500, "The request failed inside the server.", kind=SERVER_ERROR, code="internal")
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -15,37 +15,19 @@ from outrider_serving.api.wording import shown
 Neutral = Mapping[str, Sequence[Any]]
 """Names with their neutral values; null is neutral everywhere."""
 
-_COMMON: Neutral = {
-    "n": [1],
-    "frequency_penalty": [0],
-    "presence_penalty": [0],
-    "logit_bias": [{}],
-}
-
-COMPLETION: Neutral = {
-    **_COMMON,
-    "best_of": [1],
-    "echo": [False],
-    "logprobs": [],
-    "suffix": [""],
-}
+COMPLETION: Neutral = {"suffix": [""]}
 
 CHAT: Neutral = {
-    **_COMMON,
     "audio": [],
     "function_call": ["none", "auto"],
     "functions": [[]],
-    "logprobs": [False],
     "modalities": [["text"]],
     "parallel_tool_calls": [True, False],
     "prediction": [],
     "reasoning_effort": [],
-    "response_format": [{"type": "text"}],
     "service_tier": ["auto", "default"],
-    "store": [False],
     "tool_choice": ["none", "auto"],
     "tools": [[]],
-    "top_logprobs": [0],
     "verbosity": [],
     "web_search_options": [],
 }

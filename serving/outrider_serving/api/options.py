@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-DType = Literal["auto", "float32", "bfloat16", "float16"]
+from outrider_serving.engine.options import EngineOptions
 
 
 class StartError(ValueError):
@@ -17,21 +16,18 @@ class StartError(ValueError):
 class ServeOptions:
     """Options of `outrider serve`; `cli.py` says what each means.
 
-    `admin_port` 0 is off, `port` 0 is any free one; `chat_template` is the template's text.
+    `admin_port` 0 is off, `port` 0 is any free one; `chat_template` is the template's text; times are in
+    seconds.
     """
 
-    model: str
+    engine: EngineOptions
     served_name: str
     host: str
     port: int
     admin_port: int
     settings_file: Path | None
     keys_directory: Path | None
-    revision: str | None
-    dtype: DType
-    context_length: int | None
     chat_template: str | None
-    max_waiting: int
-    max_running: int
+    step_timeout: float
     drain_delay: float
     grace_period: float

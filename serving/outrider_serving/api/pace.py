@@ -30,8 +30,8 @@ class Pace:
         """The longest time between two marks; None with fewer than two."""
         return self._max_gap
 
-    def tpot(self, tokens: int) -> float | None:
-        """(last - first) / (tokens - 1); None with fewer than two tokens."""
+    def tpot(self, tokens: float) -> float | None:
+        """(last - first) / (tokens - 1); None with fewer than two tokens, the mean of several choices'."""
         if self._first is None or self._last is None or tokens < 2:
             return None
         return (self._last - self._first) / (tokens - 1)

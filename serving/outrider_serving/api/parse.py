@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -16,8 +16,11 @@ from outrider_serving.api.schema import (
     CommonRequest,
     CompletionRequest,
     Message,
+    NamedSchema,
+    ResponseFormat,
     Speculation,
     StreamOptions,
+    StructuredOutputs,
 )
 from outrider_serving.api.wording import place, shown
 
@@ -49,16 +52,30 @@ def parse_chat(values: Mapping[str, Any]) -> ChatRequest:
 
 def _parse(model: type[AnyRequest], values: Mapping[str, Any], neutral_values: neutral.Neutral) -> AnyRequest:
     fields = _plain(values, model, neutral_values, "")
-    for name, inner, inner_neutral in (
-        ("stream_options", StreamOptions, neutral.STREAM_OPTIONS),
-        ("speculation", Speculation, {}),
+    for path, inner, inner_neutral in (
+        (("stream_options",), StreamOptions, neutral.STREAM_OPTIONS),
+        (("speculation",), Speculation, {}),
+        (("response_format",), ResponseFormat, {}),
+        (("response_format", "json_schema"), NamedSchema, {}),
+        (("structured_outputs",), StructuredOutputs, {}),
     ):
-        if name in fields:
-            fields[name] = _plain(fields[name], inner, inner_neutral, f"{name}.")
+        _make_plain(fields, path, inner, inner_neutral)
     try:
         return model.model_validate(fields)
     except ValidationError as error:
         raise _explained(error.errors(include_url=False)[0]) from None
+
+
+def _make_plain(
+    fields: dict[str, Any], path: Sequence[str], model: type[BaseModel], neutral_values: neutral.Neutral
+) -> None:
+    """The same as `_plain` for an object within others, where it is given."""
+    for name in path[:-1]:
+        fields = fields.get(name, {})
+        if not isinstance(fields, dict):
+            return
+    if path[-1] in fields:
+        fields[path[-1]] = _plain(fields[path[-1]], model, neutral_values, ".".join(path) + ".")
 
 
 def _plain(value: Any, model: type[BaseModel], neutral_values: neutral.Neutral, within: str) -> Any:
@@ -66,11 +83,12 @@ def _plain(value: Any, model: type[BaseModel], neutral_values: neutral.Neutral, 
     if not isinstance(value, dict):
         return value
     rest = neutral.without_neutral(value, neutral_values, within)
-    unknown = min(rest.keys() - model.model_fields.keys(), default=None)
+    known = {field.alias or name for name, field in model.model_fields.items()}
+    unknown = min(rest.keys() - known, default=None)
     if unknown is not None:
         raise invalid(
             f"{within}{unknown[:80]}: this parameter is unknown or not supported. "
-            f"Supported are {', '.join(sorted(model.model_fields))}.",
+            f"Supported are {', '.join(sorted(known))}.",
             param=within + unknown[:80],
             code="unknown_parameter",
         )

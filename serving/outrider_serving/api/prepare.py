@@ -1,12 +1,19 @@
-"""From a checked request to what the engine takes: tokens, sampling, labels fixed at arrival."""
+"""From a checked request to what the engine takes: tokens, sampling, labels and limits fixed at arrival."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import asyncio
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
 
+from outrider_serving.api.completion import Echo
 from outrider_serving.api.errors import invalid
+from outrider_serving.api.forms import grammar_of
 from outrider_serving.api.records import CHAT
-from outrider_serving.api.schema import CommonRequest
+from outrider_serving.api.schema import Body, CommonRequest, CompletionRequest
+from outrider_serving.api.state import ServedModel
+from outrider_serving.api.text import check_ids
+from outrider_serving.api.tokens import Vocabulary
 from outrider_serving.api.wording import shown
 from outrider_serving.engine.types import (
     Labels,
@@ -15,17 +22,15 @@ from outrider_serving.engine.types import (
     SamplingParams,
     SpeculationOverride,
 )
-from outrider_serving.settings import Objective, PodSettings
-
-DEFAULT_COMPLETION_TOKENS = 16
-"""max_tokens of a completion that does not say, as OpenAI's API has it."""
+from outrider_serving.settings import Objective, PodSettings, RequestLimits
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """What is known of a request once its body was accepted; everything later is judged by it.
 
-    `stream` also says what the first token written means: an event of its own, or a commit.
+    `stream` also says what the first token written means: an event of its own, or a commit. Times are of
+    time.monotonic(); `deadline` is None where nothing limits the request.
     """
 
     id: str
@@ -34,7 +39,25 @@ class Arrival:
     received: float
     tenant: str
     labels: Labels
+    deadline: float | None = None
     objective: Objective | None = field(default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What an answer is made from.
+
+    Attributes:
+        requests: for the engine, one for each choice, in order.
+        vocabulary: what the tokens of prompt and answer stand for.
+        stops: stop strings.
+        echo: the prompt, where the answer begins with it.
+    """
+
+    requests: tuple[Request, ...]
+    vocabulary: Vocabulary
+    stops: tuple[str, ...] = ()
+    echo: Echo | None = None
 
 
 def arrive(
@@ -47,66 +70,150 @@ def arrive(
     workload_header: str | None,
     received: float,
 ) -> Arrival:
-    """Fix the labels and the objective of a request by the settings in force."""
+    """Fix labels, objective and deadline by the settings in force; ApiError (400) for what they forbid."""
+    if body.speculation.overrides and not settings.requests.speculation_override:
+        raise invalid(
+            "speculation: the settings of this server do not let a request choose proposer and depth.",
+            param="speculation",
+            code="forbidden_by_settings",
+        )
+    timeout = _timeout(body, settings.requests)
     workload = settings.workload(workload_header or body.metadata.get("workload"))
-    sampling_class = SamplingClass.GREEDY if body.temperature == 0 else SamplingClass.SAMPLED
     return Arrival(
         id=request_id,
         model=body.model,
         stream=body.stream,
         received=received,
         tenant=tenant,
-        labels=Labels(workload, endpoint, sampling_class, settings.in_force, settings.generation),
+        labels=Labels(workload, endpoint, _sampling_class(body), settings.in_force, settings.generation),
+        deadline=None if timeout is None else received + timeout,
         objective=settings.objective_of(workload),
     )
 
 
-def engine_request(
-    arrival: Arrival,
-    body: CommonRequest,
-    prompt: tuple[int, ...],
-    *,
-    context_length: int,
-    default_limit: int | None,
-) -> Request:
-    """The engine's request; ApiError (400) if prompt and output do not fit the context.
+def _timeout(body: CommonRequest, limits: RequestLimits) -> float | None:
+    most = limits.timeout_seconds
+    if body.timeout is None or most is None or body.timeout <= most:
+        return most if body.timeout is None else body.timeout
+    raise invalid(
+        f"timeout: {shown(body.timeout)} was given, but the settings of this server allow at most {most:g} "
+        "seconds.",
+        param="timeout",
+        code="forbidden_by_settings",
+    )
 
-    `default_limit` is the number of tokens to generate where the request does not say; None is the rest
-    of the context.
-    """
-    room = context_length - len(prompt)
+
+def _sampling_class(body: CommonRequest) -> SamplingClass:
+    if body.constrained:
+        return SamplingClass.CONSTRAINED
+    return SamplingClass.GREEDY if body.temperature == 0 else SamplingClass.SAMPLED
+
+
+async def prepare(body: Body, arrival: Arrival, model: ServedModel) -> Call:
+    """What the answer to a body is made from; ApiError (400) naming what this model cannot do."""
+    encoder = model.encoder
+    check_tokens(body, encoder.vocab_size, encoder.eos_token_ids)
+    prompt = await encoder.encode_body(body)
+    limit = token_limit(body, len(prompt), model.state.context_length, arrival.labels.endpoint)
+    # Reading a form takes long enough to stall every stream if it ran on the event loop.
+    grammar = await asyncio.to_thread(grammar_of, body) if body.constrained else None
+    echo = None
+    if isinstance(body, CompletionRequest) and body.echo:
+        echo = await encoder.echo(body.prompt, prompt, offsets=body.logprobs is not None)
+    params = sampling_params(body, limit, encoder.vocab_size, grammar)
+    return Call(choices(arrival, body, prompt, params), encoder.vocabulary, body.stop, echo)
+
+
+def check_tokens(body: Body, vocab_size: int, eos_token_ids: Set[int]) -> None:
+    """ApiError (400) for a token that the model does not have, and for leaving no token to choose."""
+    for param, ids in (
+        ("logit_bias", [token for token, _ in body.logit_bias]),
+        ("allowed_token_ids", body.allowed_token_ids or ()),
+        ("banned_token_ids", body.banned_token_ids),
+        ("stop_token_ids", body.stop_token_ids),
+    ):
+        check_ids(ids, vocab_size, param)
+    if body.allowed_token_ids is None and not body.banned_token_ids:
+        return
+    ending = set(body.stop_token_ids) | (set() if body.ignore_eos else eos_token_ids)
+    left = set(range(vocab_size) if body.allowed_token_ids is None else body.allowed_token_ids)
+    left -= set(body.banned_token_ids)
+    if not left - (ending if body.min_tokens else set()):
+        param = "banned_token_ids" if body.allowed_token_ids is None else "allowed_token_ids"
+        needed = " that does not end the text before min_tokens" if left else ""
+        raise invalid(f"{param}: no token is left to generate{needed}.", param, "invalid_value")
+
+
+def token_limit(body: Body, prompt_tokens: int, context_length: int, endpoint: str) -> int:
+    """Most tokens to generate; ApiError (400) if prompt and output do not fit the context."""
+    room = context_length - prompt_tokens
     if room < 1:
         raise invalid(
-            f"The prompt has {len(prompt)} tokens, but the model's context holds {context_length} "
+            f"The prompt has {prompt_tokens} tokens, but the model's context holds {context_length} "
             "of prompt and output together: at least one must be left for the output.",
-            param="messages" if arrival.labels.endpoint == CHAT else "prompt",
+            param="messages" if endpoint == CHAT else "prompt",
             code="context_length_exceeded",
         )
-    limit = body.limit
-    if limit is not None and limit > room:
+    if body.limit is not None and body.limit > room:
         raise invalid(
-            f"{body.limit_param}: {shown(limit)} was given, but the prompt has {len(prompt)} of "
+            f"{body.limit_param}: {shown(body.limit)} was given, but the prompt has {prompt_tokens} of "
             f"the {context_length} tokens of the model's context, so that at most {room} can be generated.",
             param=body.limit_param,
             code="context_length_exceeded",
         )
-    if limit is None:
-        limit = room if default_limit is None else min(default_limit, room)
-    params = SamplingParams(
+    wanted = body.default_limit if body.limit is None else body.limit
+    limit = room if wanted is None else min(wanted, room)
+    if body.min_tokens > limit:
+        raise invalid(
+            f"min_tokens: {shown(body.min_tokens)} was given, but at most {limit} tokens are generated "
+            f"({body.limit_param}).",
+            param="min_tokens",
+            code="invalid_value",
+        )
+    return limit
+
+
+def sampling_params(body: Body, limit: int, vocab_size: int, grammar: str | None) -> SamplingParams:
+    """The law of the first choice's tokens, at most `limit` of them."""
+    echoed = isinstance(body, CompletionRequest) and body.echo
+    return SamplingParams(
         max_tokens=limit,
+        min_tokens=body.min_tokens,
         temperature=body.temperature,
+        top_k=body.top_k if 0 < body.top_k < vocab_size else 0,
         top_p=body.top_p,
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias=body.logit_bias,
+        allowed_token_ids=body.allowed_token_ids,
+        banned_token_ids=body.banned_token_ids,
         seed=body.seed,
-        stop=body.stop,
+        stop_token_ids=body.stop_token_ids,
         ignore_eos=body.ignore_eos,
+        logprobs=body.likeliest,
+        prompt_logprobs=body.likeliest if echoed else None,
+        grammar=grammar,
     )
-    return Request(
-        id=arrival.id,
-        prompt=prompt,
-        params=params,
-        labels=arrival.labels,
-        tenant=arrival.tenant,
-        objective=arrival.objective,
-        speculation=SpeculationOverride(body.speculation.proposer, body.speculation.max_depth),
-        received=arrival.received,
+
+
+def choices(
+    arrival: Arrival, body: Body, prompt: tuple[int, ...], params: SamplingParams
+) -> tuple[Request, ...]:
+    """The engine's requests: one for each choice, which differ in their number only."""
+    return tuple(
+        Request(
+            id=f"{arrival.id}-{choice}" if choice else arrival.id,
+            prompt=prompt,
+            params=replace(params, choice=choice),
+            labels=arrival.labels,
+            tenant=arrival.tenant,
+            private=body.store is False,
+            group=arrival.id,
+            deadline=arrival.deadline,
+            speculation=SpeculationOverride(body.speculation.proposer, body.speculation.max_depth),
+            received=arrival.received,
+        )
+        for choice in range(body.n)
     )

@@ -8,9 +8,7 @@ import logging
 import os
 import signal
 import socket
-import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import NoReturn
 
 from outrider_serving import logs
@@ -19,7 +17,9 @@ from outrider_serving.api.app import create_admin_app, create_app
 from outrider_serving.api.listeners import Listener, listen
 from outrider_serving.api.loading import load
 from outrider_serving.api.options import ServeOptions, StartError
-from outrider_serving.api.state import ServedModel, Serving
+from outrider_serving.api.state import Serving
+from outrider_serving.engine.process.child import Patience
+from outrider_serving.engine.process.client import EngineClient
 from outrider_serving.settings import PodSettings
 
 logger = logging.getLogger(__name__)
@@ -37,15 +37,15 @@ def run(options: ServeOptions, settings: PodSettings) -> NoReturn:
 
     Raises:
         StartError: an address cannot be had, or the model cannot be loaded as asked.
+        EngineError: the engine's process failed while it loaded the model.
     """
     asyncio.run(_run_and_exit(options, settings))
 
 
 async def _run_and_exit(options: ServeOptions, settings: PodSettings) -> NoReturn:
     await Process(options, settings).run()
-    # Nothing is left to do. Leaving by way of asyncio.run would wait for every task that is left, however
-    # long; and taking the interpreter down beside torch takes seconds of the grace period, or even crashes
-    # while a model loads.
+    # Nothing is left to do. Leaving by way of asyncio.run would wait for every task and every thread that is
+    # left, however long.
     _exit(0)
 
 
@@ -74,6 +74,14 @@ class Process:
         )
         if options.keys_directory is not None:
             reload.load_keys(serving, options.keys_directory)
+        engine = EngineClient(
+            options.engine,
+            self._settings,
+            patience=Patience(step=options.step_timeout),
+            on_ready=serving.record_ready,
+            on_step=serving.record_step,
+            on_end=serving.record_ending,
+        )
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         public = Listener(create_app(serving), public_socket)
@@ -84,7 +92,7 @@ class Process:
         )
         watchers = [asyncio.create_task(following) for following in files]
         try:
-            if await self._load(serving):
+            if await self._load(serving, engine):
                 await self._stop.wait()
                 await self._drain(serving, public)
         finally:
@@ -92,7 +100,7 @@ class Process:
                 watcher.cancel()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._margin / 4):
-                    await _close(serving, [public, *admin])
+                    await _close(serving, engine, [public, *admin])
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
@@ -101,25 +109,17 @@ class Process:
         logs.event(logger, "signal: draining", signal=number)
         self._stop.set()
 
-    async def _load(self, serving: Serving) -> bool:
-        """Load the model in a thread; False if a signal came first."""
-        future: Future[ServedModel] = Future()
-        threading.Thread(target=self._loader, args=(serving, future), name="loader", daemon=True).start()
-        loaded = asyncio.wrap_future(future)
+    async def _load(self, serving: Serving, engine: EngineClient) -> bool:
+        """Load the model; False if a signal came first."""
+        loading = asyncio.create_task(load(self._options, engine))
         stopped = asyncio.create_task(self._stop.wait())
-        await asyncio.wait((loaded, stopped), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((loading, stopped), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        if not loaded.done():
+        if not loading.done():
+            loading.cancel()
             return False
-        serving.serve(loaded.result())
+        serving.serve(loading.result())
         return True
-
-    def _loader(self, serving: Serving, future: Future[ServedModel]) -> None:
-        """The loader's thread: from a name to an engine that has generated a token."""
-        try:
-            future.set_result(load(self._options, serving))
-        except BaseException as error:
-            future.set_exception(error)
 
     async def _drain(self, serving: Serving, public: Listener) -> None:
         """Readiness off; accept for the drain delay; let the rest end within the grace period."""
@@ -135,10 +135,11 @@ class Process:
         logs.event(logger, "drained")
 
 
-async def _close(serving: Serving, listeners: Sequence[Listener]) -> None:
-    """Cut what is left of the connections, then stop the engine."""
+async def _close(serving: Serving, engine: EngineClient, listeners: Sequence[Listener]) -> None:
+    """Cut what is left of the connections, then end the engine."""
     await asyncio.gather(*(listener.abandon() for listener in listeners))
-    await asyncio.to_thread(serving.close)
+    await engine.close()
+    serving.close()
 
 
 def _exit(status: int) -> NoReturn:

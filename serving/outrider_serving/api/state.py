@@ -17,19 +17,21 @@ from outrider_serving.api.errors import not_ready
 from outrider_serving.api.keys import KeyRing
 from outrider_serving.api.records import RequestRecord
 from outrider_serving.api.text import TextEncoder
-from outrider_serving.engine.records import StepRecord
-from outrider_serving.engine.types import Chunk, Request
+from outrider_serving.engine.process.child import Ending
+from outrider_serving.engine.process.client import LOADING
+from outrider_serving.engine.process.protocol import ModelInfo
+from outrider_serving.engine.records import PageCounts, StepRecord
+from outrider_serving.engine.types import Delta, Request
 from outrider_serving.settings import ModelState, PodSettings, PodState
 from outrider_serving.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
-LOADING = "the model is loading"
 DRAINING = "the server is draining"
 
 
 class Engine(Protocol):
-    """What the API needs of an engine."""
+    """What the API needs of an engine; `engine.process.client.EngineClient` is one."""
 
     @property
     def running(self) -> int:
@@ -40,17 +42,22 @@ class Engine(Protocol):
         """Requests that do not yet."""
 
     @property
-    def failure(self) -> str | None:
-        """Why the engine has stopped for good, None while it has not."""
+    def unready(self) -> str | None:
+        """Why requests are refused now, None while they are not."""
 
-    def generate(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        """The chunks of a completion; closing the generator cancels the request."""
+    @property
+    def failure(self) -> str | None:
+        """Why this process should be replaced as well, None while there is hope without it."""
+
+    @property
+    def proposer_trouble(self) -> str | None:
+        """Why a proposer that the settings name is not loaded, None where all are."""
+
+    def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        """What the steps add to a completion; closing the generator cancels the request."""
 
     def set_settings(self, settings: PodSettings) -> None:
         """Put changed settings in force."""
-
-    def close(self, drain: bool = True) -> None:
-        """Stop; without `drain` at once. Blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,7 @@ class Serving:
         self.expired = asyncio.Event()
         """Set at the end of the grace period: what still runs ends now, with an error."""
         self._loaded: ServedModel | None = None
+        self._pages = PageCounts()
         self.telemetry = Telemetry(
             address=address,
             port=port,
@@ -92,28 +100,32 @@ class Serving:
                 "outrider.requests.waiting": lambda: self._loaded.engine.waiting if self._loaded else 0,
                 "outrider.ready": lambda: self.unready is None,
                 "outrider.settings.generation": lambda: self.settings.generation,
+                "outrider.pages.total": lambda: self._pages.total,
+                "outrider.pages.held": lambda: self._pages.held,
+                "outrider.pages.cached": lambda: self._pages.cached,
             },
         )
 
     @property
     def model(self) -> ServedModel:
-        """The model; ApiError (503) while there is none."""
-        if self._loaded is None:
-            raise not_ready(f"The server cannot answer yet: {self.unready}.")
+        """The model; ApiError (503) while it is loading, also again after its process died."""
+        if self._loaded is None or self._loaded.engine.unready:
+            raise not_ready(f"The server cannot answer now: {self._engine_unready}.")
         return self._loaded
 
     @property
     def failure(self) -> str | None:
-        """Why this process can never answer again, None while it can."""
-        failure = self._loaded.engine.failure if self._loaded else None
-        return f"the engine has failed: {failure}" if failure else None
+        """Why only a new process would help, None while this one may."""
+        return self._loaded.engine.failure if self._loaded else None
 
     @property
     def unready(self) -> str | None:
         """Why new requests should go elsewhere, None while they should not."""
-        if self.draining:
-            return DRAINING
-        return self.failure if self._loaded else LOADING
+        return DRAINING if self.draining else self._engine_unready
+
+    @property
+    def _engine_unready(self) -> str | None:
+        return self._loaded.engine.unready if self._loaded else LOADING
 
     @property
     def pod_state(self) -> PodState:
@@ -124,6 +136,7 @@ class Serving:
             in_force=self.settings.in_force,
             settings_error=self.settings_error,
             keys_error=self.keys_error,
+            proposer_error=self._loaded.engine.proposer_trouble if self._loaded else None,
             model=self._loaded.state if self._loaded else None,
         )
 
@@ -134,9 +147,8 @@ class Serving:
         logs.event(logger, "ready", model=self.served_name, revision=model.state.revision)
 
     def close(self) -> None:
-        """Stop the engine at once and release everything; blocks."""
+        """Release everything; the engine is its owner's to close."""
         if self._loaded is not None:
-            self._loaded.engine.close(drain=False)
             self._loaded.encoder.close()
         self.telemetry.close()
 
@@ -185,10 +197,19 @@ class Serving:
             logs.event(logger, "keys refused", logging.ERROR, reason=reason)
         self.keys_error = reason
 
+    def record_ready(self, model: ModelInfo) -> None:
+        """Account for an engine's process that is ready."""
+        self._pages = PageCounts(total=model.pages)
+
     def record_step(self, step: StepRecord) -> None:
-        """Account for a step of the engine, called in its thread; warming up is nobody's traffic."""
-        if self._loaded is not None:
-            self.telemetry.record_step(step)
+        """Account for a step of the engine."""
+        self._pages = step.pages
+        self.telemetry.record_step(step)
+
+    def record_ending(self, ending: Ending) -> None:
+        """Account for an engine's process that has ended and is to be replaced."""
+        self._pages = PageCounts()
+        self.telemetry.record_restart(ending.reason)
 
     def record(self, record: RequestRecord) -> None:
         """Account for a request that has ended."""

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import TemplateSyntaxError
 
+from outrider_serving.api.completion import Echo
+from outrider_serving.api.detokenize import Detokenizer
 from outrider_serving.api.errors import ApiError, invalid
-from outrider_serving.api.schema import Message
+from outrider_serving.api.schema import Body, CompletionRequest, Message
+from outrider_serving.api.tokens import Vocabulary
 from outrider_serving.api.wording import shown
+
+Result = TypeVar("Result")
 
 NO_TEMPLATE = (
     "This model has no chat template, so that it cannot answer conversations: use /v1/completions, or give "
@@ -30,15 +35,41 @@ class TextEncoder:
     large prompt takes long enough to stall every stream if it ran on the event loop.
     """
 
-    def __init__(self, tokenizer: Any, *, vocab_size: int, chat_template: str | None = None) -> None:
-        """`tokenizer` is transformers'; `chat_template` replaces its own. TemplateError if malformed."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        vocab_size: int,
+        chat_template: str | None = None,
+        eos_token_ids: Collection[int] = (),
+    ) -> None:
+        """Take the tokenizer of a model.
+
+        Args:
+            tokenizer: transformers'.
+            vocab_size: how many token ids the model knows.
+            chat_template: replaces the tokenizer's own.
+            eos_token_ids: what the model's texts end with, beside the tokenizer's own end of sequence.
+
+        Raises:
+            TemplateError: the template is malformed.
+        """
+        own = {tokenizer.eos_token_id} - {None}
+        self.vocabulary = Vocabulary(tokenizer)
+        self.vocab_size = vocab_size
+        self.eos_token_ids = frozenset(own.union(eos_token_ids))
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
         self._template = chat_template
         self._has_template = bool(chat_template or tokenizer.chat_template)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         if self._has_template:
             self._check_syntax()
+
+    async def encode_body(self, body: Body) -> tuple[int, ...]:
+        """The tokens of whatever a body asks to continue; ApiError (400) if there are none, or bad ones."""
+        if isinstance(body, CompletionRequest):
+            return await self.encode(body.prompt)
+        return await self.encode_chat(body.messages)
 
     async def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """The prompt's tokens, with the special tokens that the tokenizer adds; ids are taken as they are."""
@@ -46,7 +77,10 @@ class TextEncoder:
             raise _empty("prompt")
         if isinstance(prompt, str):
             prompt = await self._in_thread(self._encode_text, prompt)
-        return self._checked(prompt, "prompt")
+        if not prompt:
+            raise _empty("prompt")
+        check_ids(prompt, self.vocab_size, "prompt")
+        return tuple(prompt)
 
     async def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The conversation's tokens, up to where the assistant's answer starts."""
@@ -57,17 +91,29 @@ class TextEncoder:
             {"role": "system" if message.role == "developer" else message.role, "content": message.content}
             for message in messages
         ]
-        return self._checked(await self._in_thread(self._encode_turns, turns), "messages")
+        ids = await self._in_thread(self._encode_turns, turns)
+        if not ids:
+            raise _empty("messages")
+        check_ids(ids, self.vocab_size, "messages")
+        return tuple(ids)
+
+    async def echo(self, prompt: str | Sequence[int], tokens: Sequence[int], *, offsets: bool) -> Echo:
+        """The prompt as it is echoed; `tokens` are those that it was encoded to.
+
+        A string is echoed as it came, ids as the text that they decode to. Where the tokens spell a string
+        otherwise (the tokenizer changes what it encodes), their offsets are those of their own spelling.
+        """
+        if isinstance(prompt, str) and not offsets:
+            return Echo(prompt)
+        text, begins = await self._in_thread(self._decoded, tokens)
+        return Echo(prompt if isinstance(prompt, str) else text, begins if offsets else None)
 
     def close(self) -> None:
         """End the thread."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def _in_thread(self, work: Any, argument: Any) -> Sequence[int]:
-        result: Sequence[int] = await asyncio.get_running_loop().run_in_executor(
-            self._executor, work, argument
-        )
-        return result
+    async def _in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
 
     def _encode_text(self, text: str) -> Sequence[int]:
         ids: Sequence[int] = self._tokenizer(text).input_ids
@@ -106,19 +152,26 @@ class TextEncoder:
             # A well-formed template may refuse this conversation, and accept others.
             return
 
-    def _checked(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
-        if not ids:
-            raise _empty(param)
-        low, high = min(ids), max(ids)
-        if low < 0 or high >= self._vocab_size:
-            wrong = low if low < 0 else high
-            raise invalid(
-                f"{param}: token id {shown(wrong)} is outside the model's vocabulary "
-                f"(0 to {self._vocab_size - 1}).",
-                param,
-                "invalid_token",
-            )
-        return tuple(ids)
+    def _decoded(self, tokens: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+        """The text of tokens from its very start, and where in it each of them begins."""
+        detokenizer = Detokenizer(self._tokenizer, ())
+        text, offsets = "", []
+        for token in tokens:
+            offsets.append(len(text))
+            text += detokenizer.push(token)
+        return text + detokenizer.flush(), tuple(offsets)
+
+
+def check_ids(ids: Collection[int], vocab_size: int, param: str) -> None:
+    """ApiError (400) naming `param` if one of the ids is not a token of the model."""
+    low, high = min(ids, default=0), max(ids, default=0)
+    if low < 0 or high >= vocab_size:
+        raise invalid(
+            f"{param}: token id {shown(low if low < 0 else high)} is outside the model's vocabulary "
+            f"(0 to {vocab_size - 1}).",
+            param,
+            "invalid_token",
+        )
 
 
 def _empty(param: str) -> ApiError:

@@ -1,69 +1,61 @@
-"""The step loop's one step: schedule, propose, run, verify, commit."""
+"""The step loop's one step: plan, propose, run, verify, commit."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
-from outrider_serving.engine.records import RowRecord, StepRecord
-from outrider_serving.engine.runner import ModelRunner
-from outrider_serving.engine.scheduler import Scheduler, Work
-from outrider_serving.engine.speculation import Speculation
-from outrider_serving.engine.types import EngineError
-from outrider_serving.proposers.base import Observed
-from outrider_serving.sampling.verification import Verdict, verify
+from outrider_serving.engine.active import Active, Turn
+from outrider_serving.engine.records import PageCounts, RowRecord, StepRecord
+from outrider_serving.engine.schedule.scheduler import Plan, Scheduler, Work
+from outrider_serving.engine.speculation import Candidate, Speculation
+from outrider_serving.engine.target.batch import Piece, pack, slots_of
+from outrider_serving.engine.target.runner import ModelRunner, Pass, joined
+from outrider_serving.engine.telling import deltas_of
+from outrider_serving.engine.types import Delta, EngineError
+from outrider_serving.proposers.base import Advanced, Preempted
+from outrider_serving.sampling.verification import VerifyRow, verify
 from outrider_serving.settings import PodSettings
 
 logger = logging.getLogger(__name__)
 
+PROMPT_LOGPROB_ROWS = 64
+"""Most tokens that a prompt is read by in a step where all of them need logits: bounds their memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step did.
+
+    Attributes:
+        record: None where no request took part.
+        deltas: what it added to which request.
+        failures: requests that ended with an error, by id.
+        cancelled: requests that ended because nobody reads them any more.
+    """
+
+    record: StepRecord | None
+    deltas: tuple[Delta, ...] = ()
+    failures: tuple[tuple[str, EngineError], ...] = ()
+    cancelled: tuple[str, ...] = ()
+
 
 @dataclass(slots=True)
-class _Row:
-    """One request on its way through a step; each part of the step sets the next field."""
-
-    work: Work
-    context: int
-    proposal: tuple[int, ...] = ()
-    logits: Tensor | None = None
-    verdict: Verdict | None = None
-    committed: int = 0
-    error: Exception | None = None
-
-    @property
-    def ended(self) -> bool:
-        """The request has failed or is complete."""
-        return self.error is not None or self.work.sequence.finish_reason is not None
-
-    def record(self) -> RowRecord:
-        """What is reported of the row."""
-        return RowRecord(
-            request_id=self.work.sequence.request.id,
-            labels=self.work.sequence.request.labels,
-            tokens=self.work.tokens + len(self.proposal),
-            context=self.context,
-            proposed=len(self.proposal),
-            accepted=min(self.verdict.accepted, self.committed) if self.verdict else 0,
-            committed=self.committed,
-            finished=self.ended,
-            failed=self.error is not None,
-        )
-
-
 class _Clock:
     """Adds up the seconds of the parts of a step."""
 
-    def __init__(self) -> None:
-        self.started = self._last = time.monotonic()
+    started: float = field(default_factory=time.monotonic)
+    last: float = 0.0
 
     def lap(self) -> float:
         """Seconds since the last lap."""
-        last, self._last = self._last, time.monotonic()
-        return self._last - last
+        now = time.monotonic()
+        last, self.last = self.last or self.started, now
+        return now - last
 
 
 class Stepper:
@@ -74,125 +66,236 @@ class Stepper:
         scheduler: Scheduler,
         speculation: Speculation,
         runner: ModelRunner,
-        eos_token_ids: frozenset[int],
+        device: torch.device,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the parts; see `step`."""
+        """Take the parts; `clock` is what deadlines are measured by."""
         self._scheduler = scheduler
         self._speculation = speculation
         self._runner = runner
-        self._eos_token_ids = eos_token_ids
+        self._device = device
+        self._clock = clock
+        self._page_size = scheduler.pool.page_size
 
-    def step(self, settings: PodSettings) -> StepRecord:
-        """One step of every running request; chunks and errors go to the sinks.
+    def step(self, settings: PodSettings, active: Mapping[str, Active]) -> StepOutput:
+        """One step of every running request.
 
         Args:
             settings: those in force during the step.
+            active: every request in the engine, by id.
 
         Raises:
             torch.AcceleratorError: the device is broken, and with it every request.
         """
         clock, failures = _Clock(), self._speculation.failures
-        rows = self._schedule()
+        plan = self._plan(settings)
+        turns = [_turn(active[work.sequence.request.id], work) for work in plan.work]
+        waiting = self._scheduler.waiting
         rest = clock.lap()
-        self._propose(rows, settings)
+        self._propose(turns, settings)
         proposal = clock.lap()
-        self._each(rows, self._run)
+        ran = self._run(turns)
         target = clock.lap()
-        self._each(rows, self._verify)
+        if ran is not None:
+            self._verify(turns, ran)
         verification = clock.lap()
-        records = self._commit(rows)
-        return StepRecord(
+        deltas = self._commit(turns, ran)
+        record = StepRecord(
             arm=settings.in_force,
             generation=settings.generation,
             started=clock.started,
-            rows=records,
-            waiting=self._scheduler.waiting,
+            rows=tuple(_record(turn, turn.sequence in plan.began) for turn in turns),
+            waiting=waiting,
             proposal_seconds=proposal,
             target_seconds=target,
             verification_seconds=verification,
             rest_seconds=rest + clock.lap(),
             proposer_failures=self._speculation.failures - failures,
+            pages=self._pages(),
+            preemptions=len(plan.preempted),
         )
+        cancelled = tuple(sequence.request.id for sequence, error in plan.ended if error is None)
+        return StepOutput(record if turns else None, tuple(deltas), _failures(plan, turns), cancelled)
 
-    def _schedule(self) -> list[_Row]:
-        """Drop cancelled requests, admit waiting ones, and plan the step."""
-        self._speculation.forget(self._scheduler.take_cancelled())
-        admitted = self._scheduler.admit()
-        self._speculation.observe([Observed(s.request.id, tuple(s.tokens)) for s in admitted])
-        return [_Row(work, work.sequence.kv.length) for work in self._scheduler.schedule()]
-
-    def _propose(self, rows: list[_Row], settings: PodSettings) -> None:
-        """Proposals for the rows that verify, from the proposer in force or the request's own."""
-        verifying = [row.work.sequence for row in rows if row.work.verifies]
-        proposals = self._speculation.propose(verifying, settings.proposer, self._scheduler.sequences)
-        for row in rows:
-            if row.work.verifies:
-                row.proposal = proposals.get(row.work.sequence.request.id, ())
-
-    def _run(self, row: _Row) -> None:
-        """The target pass over pending and proposed tokens, with logits where something is verified."""
-        sequence = row.work.sequence
-        pending = sequence.tokens[row.context : row.context + row.work.tokens]
-        row.logits = self._runner.run([*pending, *row.proposal], sequence.kv, keep=len(row.proposal) + 1)
-
-    def _verify(self, row: _Row) -> None:
-        """Which proposed tokens are kept, and the target's own token."""
-        if row.work.verifies:
-            assert row.logits is not None
-            sequence = row.work.sequence
-            row.verdict = verify(
-                row.logits,
-                row.proposal,
-                sequence.request.params,
-                position=sequence.usage.completion_tokens,
-                randomness=sequence.randomness,
-            )
-
-    def _commit(self, rows: list[_Row]) -> tuple[RowRecord, ...]:
-        """Add tokens to texts, hand out chunks and errors, tell the proposers, take out what has ended."""
-        self._each(rows, self._commit_row)
-        for row in rows:
-            if row.error is not None:
-                row.work.sequence.sink.fail(EngineError(f"the engine failed: {type(row.error).__name__}"))
-        ended = [row.work.sequence for row in rows if row.ended]
-        self._speculation.observe(
-            [
-                Observed(row.work.sequence.request.id, tuple(row.work.sequence.tokens[-row.committed :]))
-                for row in rows
-                if row.committed and not row.ended
-            ]
+    def _plan(self, settings: PodSettings) -> Plan:
+        """Who takes part, and with how much; proposers are told who begins, waits again or is gone."""
+        self._speculation.prepare(settings, self._scheduler.sequences)
+        arm = settings.proposer
+        plan = self._scheduler.plan(
+            self._clock(),
+            lambda sequence: self._speculation.nodes_wanted(sequence, arm),
+            lambda sequence: self._speculation.required_marks(sequence, arm),
         )
-        self._scheduler.remove(ended)
-        self._speculation.forget(ended)
-        return tuple(row.record() for row in rows)
+        self._speculation.forget(sequence.request.id for sequence, _ in plan.ended)
+        self._speculation.observe([Preempted(sequence.request.id) for sequence in plan.preempted])
+        self._speculation.began(plan.began)
+        return plan
 
-    def _commit_row(self, row: _Row) -> None:
-        """Keep the keys and values of what was kept, and emit the chunk."""
-        sequence = row.work.sequence
-        if row.verdict is None:
-            sequence.kv.length += row.work.tokens
-            return
-        accepted = row.verdict.accepted
-        sequence.kv.length += row.work.tokens + accepted
-        chunk = sequence.commit(
-            row.verdict.tokens,
-            proposed=len(row.proposal),
-            accepted=accepted,
-            eos_token_ids=self._eos_token_ids,
-        )
-        row.committed = len(chunk.token_ids)
-        sequence.sink.put(chunk)
+    def _propose(self, turns: Sequence[Turn], settings: PodSettings) -> None:
+        """Proposals for the requests that verify and have room for them."""
+        asking = [
+            Candidate(t.sequence, t.nodes, t.active.law, t.active.law.noise, t.active.proposing)
+            for t in turns
+            if t.verifies and t.nodes
+        ]
+        proposals = self._speculation.propose(asking, settings.proposer)
+        for turn in turns:
+            if (proposal := proposals.get(turn.sequence.request.id)) is not None:
+                turn.proposal = proposal
 
-    @staticmethod
-    def _each(rows: list[_Row], do: Callable[[_Row], None]) -> None:
-        """Do one part of the step for every row; an exception fails that row alone, a broken device all."""
-        for row in rows:
-            if row.error is not None:
-                continue
+    def _run(self, turns: Sequence[Turn]) -> Pass | None:
+        """One target pass over all pending and proposed tokens; None where there is nothing to run.
+
+        Where it fails, each request is run alone, so that what is wrong with one fails no other.
+        """
+        if not turns:
+            return None
+        try:
+            return self._pass(turns)
+        except torch.AcceleratorError:
+            raise
+        except Exception:
+            logger.exception("a target pass over %d requests failed; each is run alone", len(turns))
+            return self._run_alone(turns)
+
+    def _pass(self, turns: Sequence[Turn]) -> Pass:
+        pieces = [Piece(t.pending, t.proposal, t.context, t.sequence.pages, t.asks_logits) for t in turns]
+        batch = pack(pieces, self._page_size, self._device)
+        for turn, segment in zip(turns, batch.segments, strict=True):
+            turn.first, turn.root = segment.first, segment.logits + turn.asks_logits - 1
+        return self._runner.run(batch, sorted(self._speculation.hidden_layers))
+
+    def _run_alone(self, turns: Sequence[Turn]) -> Pass | None:
+        passes: list[Pass] = []
+        tokens = rows = 0
+        for turn in turns:
             try:
-                do(row)
+                alone = self._pass([turn])
             except torch.AcceleratorError:
                 raise
             except Exception as error:
-                logger.exception("request %s failed", row.work.sequence.request.id)
-                row.error = error
+                logger.exception("request %s failed", turn.sequence.request.id)
+                turn.error = error
+            else:
+                turn.first, turn.root = turn.first + tokens, turn.root + rows
+                tokens += turn.tokens + len(turn.proposal)
+                rows += len(alone.logits)
+                passes.append(alone)
+        return joined(passes) if passes else None
+
+    def _verify(self, turns: Sequence[Turn], ran: Pass) -> None:
+        """Which proposed tokens are kept, and the target's own token."""
+        verifying = [turn for turn in turns if turn.verifies and turn.error is None]
+        rows = [
+            VerifyRow(
+                law=turn.active.law,
+                proposal=turn.proposal,
+                first=turn.root,
+                noise=turn.active.law.noise,
+                randomness=turn.active.verifying,
+            )
+            for turn in verifying
+        ]
+        for turn, verdict in zip(verifying, verify(rows, ran.logits), strict=True):
+            if isinstance(verdict, Exception):
+                logger.error("request %s failed", turn.sequence.request.id, exc_info=verdict)
+                turn.error = verdict
+            else:
+                turn.verdict = verdict
+
+    def _commit(self, turns: Sequence[Turn], ran: Pass | None) -> list[Delta]:
+        """Add tokens to texts, keep their keys and values, tell the proposers, free what has ended."""
+        alive = [turn for turn in turns if turn.error is None]
+        for turn in alive:
+            if turn.verdict is not None:
+                turn.commit()
+            turn.sequence.computed = turn.context + turn.tokens + len(turn.kept)
+        deltas: list[Delta] = []
+        if ran is not None:
+            self._gather(alive)
+            self._speculation.observe([self._advanced(turn, ran) for turn in alive])
+            deltas = deltas_of(alive, ran)
+        for turn in alive:
+            self._scheduler.settle(turn.sequence, self._speculation.page_marks(turn.sequence.request.id))
+        ended = [turn.sequence for turn in turns if turn.ended]
+        for sequence in ended:
+            self._scheduler.finish(sequence)
+        self._speculation.forget(sequence.request.id for sequence in ended)
+        return deltas
+
+    def _gather(self, turns: Sequence[Turn]) -> None:
+        """Move the keys and values of accepted nodes to where the text has them: nothing, for chains."""
+        sources: list[int] = []
+        targets: list[int] = []
+        for turn in turns:
+            if moves := turn.moves():
+                slots = slots_of(turn.sequence.pages, self._page_size, 0, max(move[0] for move in moves) + 1)
+                sources.extend(int(slots[source]) for source, _ in moves)
+                targets.extend(int(slots[target]) for _, target in moves)
+        if sources:
+            self._runner.move(
+                torch.tensor(sources, device=self._device), torch.tensor(targets, device=self._device)
+            )
+
+    def _advanced(self, turn: Turn, ran: Pass) -> Advanced:
+        rows = turn.rows()
+        return Advanced(
+            request_id=turn.sequence.request.id,
+            start=turn.context,
+            ran=tuple(turn.ran()),
+            hidden={layer: states[rows] for layer, states in ran.hidden.items()},
+            pages=tuple(turn.sequence.pages),
+            committed=turn.committed,
+        )
+
+    def _pages(self) -> PageCounts:
+        pool = self._scheduler.pool
+        return PageCounts(total=pool.total, held=pool.held, cached=pool.cached)
+
+
+def _turn(active: Active, work: Work) -> Turn:
+    """A request's turn, as planned; where every token of a prompt needs logits, in smaller pieces."""
+    sequence, params = work.sequence, work.sequence.request.params
+    if active.reused is None:
+        active.reused = sequence.reused
+    tokens, verifies = work.tokens, work.verifies
+    asks_logits = 1 if verifies else 0
+    if params.prompt_logprobs is not None and sequence.computed < len(sequence.request.prompt):
+        tokens = min(tokens, PROMPT_LOGPROB_ROWS)
+        verifies = verifies and tokens == work.tokens
+        asks_logits = tokens
+    return Turn(
+        active=active,
+        context=sequence.computed,
+        tokens=tokens,
+        verifies=verifies,
+        nodes=work.nodes,
+        asks_logits=asks_logits,
+    )
+
+
+def _record(turn: Turn, began: bool) -> RowRecord:
+    return RowRecord(
+        request_id=turn.sequence.request.id,
+        labels=turn.sequence.request.labels,
+        tokens=turn.tokens + len(turn.proposal),
+        context=turn.context,
+        proposed=len(turn.proposal),
+        depth=turn.proposal.depth,
+        accepted=len(turn.kept),
+        committed=len(turn.committed),
+        reused=turn.sequence.reused if began else 0,
+        finished=turn.ended,
+        failed=turn.error is not None,
+    )
+
+
+def _failures(plan: Plan, turns: Sequence[Turn]) -> tuple[tuple[str, EngineError], ...]:
+    """Requests that ended with an error: their deadline, or what failed them in the step."""
+    expired = [(sequence.request.id, error) for sequence, error in plan.ended if error is not None]
+    failed = [
+        (turn.sequence.request.id, EngineError(f"the engine failed: {type(turn.error).__name__}"))
+        for turn in turns
+        if turn.error is not None
+    ]
+    return (*expired, *failed)

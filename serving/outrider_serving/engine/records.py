@@ -16,10 +16,13 @@ class RowRecord:
         labels: its telemetry labels, fixed at arrival.
         tokens: tokens run through the target: prompt tokens, the last committed token, proposed tokens.
         context: tokens that were already in the store of keys and values.
-        proposed: proposed tokens verified; 0 in a row that only reads a part of the prompt.
-        accepted: leading proposed tokens that were kept.
+        proposed: proposed tokens verified, over all branches; 0 within a prompt.
+        depth: length of the longest path among them.
+        accepted: proposed tokens that were kept.
         committed: tokens committed: `accepted` plus the target's own, less what came after an end of
-            sequence, a stop string or max_tokens; 0 for a part of the prompt and for a row that failed.
+            sequence or max_tokens; 0 for a part of the prompt and for a row that failed.
+        reused: prompt tokens found in pages that were there already, in the row with which a request begins
+            or begins anew; 0 in all others.
         finished: the request ended with this step, whether completed or failed.
         failed: the target pass or verification raised, which failed the request.
     """
@@ -29,10 +32,27 @@ class RowRecord:
     tokens: int
     context: int
     proposed: int
+    depth: int
     accepted: int
     committed: int
+    reused: int = 0
     finished: bool = False
     failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PageCounts:
+    """Pages of keys and values. What is neither held nor cached is empty.
+
+    Attributes:
+        total: all of them.
+        held: in use by requests.
+        cached: held by none, but kept for requests that begin with the same text.
+    """
+
+    total: int = 0
+    held: int = 0
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +68,10 @@ class StepRecord:
         proposal_seconds: making proposals.
         target_seconds: target passes.
         verification_seconds: distributions, draws and comparison.
-        rest_seconds: everything else: scheduling, detokenization, handing over of chunks.
+        rest_seconds: everything else: scheduling, handing over of deltas.
         proposer_failures: exceptions raised by proposers; the rows concerned went on without proposals.
+        pages: after the step.
+        preemptions: requests that lost their pages in this step, and wait again.
     """
 
     arm: str
@@ -62,6 +84,8 @@ class StepRecord:
     verification_seconds: float
     rest_seconds: float
     proposer_failures: int = 0
+    pages: PageCounts = PageCounts()
+    preemptions: int = 0
 
     @property
     def busy_seconds(self) -> float:
@@ -81,7 +105,7 @@ class StepRecord:
     @property
     def proposed_by_position(self) -> tuple[int, ...]:
         """How many rows had a proposed token at depth 1, 2, ...; empty when nothing was proposed."""
-        return _by_position([row.proposed for row in self.rows])
+        return _by_position([row.depth for row in self.rows])
 
     @property
     def accepted_by_position(self) -> tuple[int, ...]:
@@ -90,6 +114,6 @@ class StepRecord:
 
 
 def _by_position(depths: list[int]) -> tuple[int, ...]:
-    """How many of the chains reach depth 1, 2, ..."""
+    """How many of the paths reach depth 1, 2, ..."""
     positions = range(1, max(depths, default=0) + 1)
     return tuple(sum(depth >= position for depth in depths) for position in positions)

@@ -3,164 +3,247 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache, partial
 
-from outrider_serving.engine.sequence import Sequence
-from outrider_serving.proposers.base import Observed, Proposer, Query
+from outrider_serving.engine.residence import Build, Grant, Residence
+from outrider_serving.engine.schedule.sequence import Sequence as Running
+from outrider_serving.engine.target.memory import ProposerMemoryError
+from outrider_serving.engine.types import Request
+from outrider_serving.proposers.base import Advanced, Event, Preempted, Row
 from outrider_serving.proposers.registry import build_proposer
-from outrider_serving.settings import Method
+from outrider_serving.sampling.law import TokenLaw
+from outrider_serving.sampling.noise import NoiseKey
+from outrider_serving.sampling.proposal import Proposal
+from outrider_serving.sampling.randomness import Randomness
+from outrider_serving.sampling.verification import proposal_fault
+from outrider_serving.settings import Method, PodSettings
 from outrider_serving.settings import Proposer as ProposerSettings
 
 logger = logging.getLogger(__name__)
 
-Build = Callable[[ProposerSettings], Proposer | None]
 
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 64.0
-"""Seconds from a load that failed to the next try; each further failure doubles them."""
-
-
-@dataclass(slots=True)
-class _Loaded:
-    """What became of the newest load of a method.
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A request that may get a proposal in this step. Set by the step loop.
 
     Attributes:
-        settings: those it was loaded for.
-        proposer: None where the method has none, or the load failed.
-        pause: seconds to wait after the failure; 0 where there was none.
-        retry_at: when to load anew, by the clock.
+        sequence: the request; all its pending tokens are run in this step.
+        nodes: for how many proposed tokens there is room.
+        law, noise, randomness: see `proposers.base.Row`.
     """
 
-    settings: dict[str, Any]
-    proposer: Proposer | None
-    pause: float = 0.0
-    retry_at: float = math.inf
+    sequence: Running
+    nodes: int
+    law: TokenLaw
+    noise: NoiseKey | None
+    randomness: Randomness
 
 
 class Speculation:
-    """Keeps proposers loaded and told, asks them, and goes on without one that raises.
+    """Keeps the arms' proposers loaded and told, asks the one in force, and goes on without one that raises.
 
-    A proposer is loaded when it is first needed and stays loaded, so that it knows every running request's
-    text when it is needed again. One that cannot be loaded, or that raises on an event, is loaded anew at its
-    first use after a pause; other settings are tried at once. Belongs to the thread of the step loop.
+    The proposer of every arm is loaded as soon as the settings name it, so that it knows every running
+    request's text when it comes into force; one that a request asks for by itself is loaded then. A proposer
+    that no arm's settings can ask for any more is closed. Belongs to the thread of the step loop.
 
     Attributes:
-        failures: exceptions raised by proposers so far.
+        failures: exceptions raised by proposers so far, and proposals that are not trees of known tokens.
     """
 
-    def __init__(self, build: Build = build_proposer, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take what makes a proposer from its settings, and the clock of the pauses, in seconds."""
-        self.failures = 0
-        self._build = build
-        self._clock = clock
-        self._loaded: dict[Method, _Loaded] = {}
-
-    def propose(
-        self, sequences: Iterable[Sequence], arm: ProposerSettings, running: Iterable[Sequence]
-    ) -> dict[str, tuple[int, ...]]:
-        """Proposals for the sequences that verify in this step.
+    def __init__(
+        self,
+        grant: Grant,
+        *,
+        vocab_size: int,
+        build: Build = build_proposer,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start without any proposer.
 
         Args:
-            sequences: those sequences.
-            arm: the settings in force; a request's own override of method or depth goes before them. Where it
-                asks for less depth than the arm's least, its depth is the least as well.
-            running: all sequences whose text has been observed, to tell a proposer that is loaded only now.
-
-        Returns:
-            Proposed tokens by request id, within the request's limits; absent where there is no proposal.
+            grant: gives proposers their memory and surroundings.
+            vocab_size: proposed tokens are below it.
+            build: makes a proposer from its settings; None from the method that proposes nothing.
+            clock: of the pauses after failures, in seconds.
         """
-        queries: dict[Method, list[Query]] = {}
-        for sequence in sequences:
-            method = sequence.request.speculation.method or arm.method
-            shortest, longest = _depths(sequence, arm)
-            if longest >= shortest:
-                queries.setdefault(method, []).append(Query(sequence.request.id, shortest, longest))
-        proposals: dict[str, tuple[int, ...]] = {}
-        for method, batch in queries.items():
-            proposals |= self._ask(method, batch, arm, running)
+        self.failures = 0
+        self._grant = grant
+        self._vocab_size = vocab_size
+        self._build = build
+        self._clock = clock
+        self._settings: PodSettings | None = None
+        self._residences: dict[str, Residence] = {}
+
+    @property
+    def hidden_layers(self) -> frozenset[int]:
+        """The hidden states of the target that loaded proposers want."""
+        return frozenset(layer for r in self._loaded() for layer in r.needs.hidden_layers)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why a proposer is not loaded, by name; None where all are."""
+        return next((r.trouble for r in self._residences.values() if r.trouble), None)
+
+    def expect(self, request: Request, settings: PodSettings) -> None:
+        """A request has arrived, which may ask for a proposer of its own: it is loaded with the next step."""
+        self._residence(settings.proposer, request.speculation.method or settings.proposer.method)
+
+    def prepare(self, settings: PodSettings, running: Sequence[Running]) -> None:
+        """Load and close proposers as the settings want it, between two steps.
+
+        `running` are the requests that have begun: a proposer that is new is told of them.
+        """
+        if settings is not self._settings:
+            self._settings = settings
+            usable = {_name(arm.proposer, method) for arm in settings.arms.values() for method in Method}
+            for name in self._residences.keys() - usable:
+                self._residences.pop(name).close()
+            for arm in settings.arms.values():
+                self._residence(arm.proposer, arm.proposer.method)
+        for residence in list(self._residences.values()):
+            self._guarded(residence, "loading", partial(residence.advance, running))
+
+    def nodes_wanted(self, sequence: Running, arm: ProposerSettings) -> int:
+        """How many proposed tokens a request can use in this step, in which it may begin; 0 for none."""
+        residence = self._residence_of(sequence, arm)
+        if residence.proposer is None or residence.sits_out(sequence.request.id):
+            return 0
+        shortest, longest = _depths(sequence, arm)
+        return longest * residence.needs.width if longest >= shortest else 0
+
+    def required_marks(self, sequence: Running, arm: ProposerSettings) -> frozenset[str]:
+        """What pages must hold beside the target's keys and values to be of use to a request."""
+        return self._residence_of(sequence, arm).marks
+
+    def page_marks(self, request_id: str) -> frozenset[str]:
+        """Whose keys and values are in the pages of a request, beside the target's."""
+        return frozenset(mark for r in self._loaded() if r.knows(request_id) for mark in r.marks)
+
+    def propose(self, candidates: Sequence[Candidate], arm: ProposerSettings) -> dict[str, Proposal]:
+        """Proposals by request id; absent where there is none.
+
+        `arm` are the settings in force; a request's own override of method or depth goes before them.
+        """
+        rows: dict[str, list[Row]] = {}
+        for candidate in candidates:
+            shortest, longest = _depths(candidate.sequence, arm)
+            longest = min(longest, candidate.nodes)
+            residence = self._residence_of(candidate.sequence, arm)
+            if longest >= shortest and residence.knows(candidate.sequence.request.id):
+                rows.setdefault(residence.name, []).append(_row(candidate, shortest, longest))
+        proposals: dict[str, Proposal] = {}
+        for name, batch in rows.items():
+            residence = self._residences[name]
+            self._guarded(residence, "a step", partial(self._ask, residence, batch, proposals), fatal=False)
         return proposals
 
-    def observe(self, events: list[Observed]) -> None:
-        """Tell every loaded proposer about new text."""
-        self._tell(lambda proposer: proposer.observe(events))
+    def began(self, sequences: Iterable[Running]) -> None:
+        """Tell every loaded proposer of requests that begin, or go on after a preemption."""
+        sequences = tuple(sequences)
+        self._tell(lambda r: [r.beginning(sequence) for sequence in sequences])
 
-    def forget(self, sequences: Iterable[Sequence]) -> None:
+    def observe(self, events: Sequence[Advanced | Preempted]) -> None:
+        """Tell every loaded proposer what happened."""
+        self._tell(lambda _: events)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
         """Tell every loaded proposer that requests have ended."""
-        ended = [sequence.request.id for sequence in sequences]
+        ended = tuple(request_ids)
+        for residence in self._loaded():
+            self._guarded(residence, "forgetting", partial(residence.forget, ended))
 
-        def forget_all(proposer: Proposer) -> None:
-            for request_id in ended:
-                proposer.forget(request_id)
+    def close(self) -> None:
+        """Close every proposer."""
+        for residence in self._residences.values():
+            residence.close()
+        self._residences.clear()
 
-        self._tell(forget_all)
+    def _ask(self, residence: Residence, rows: Sequence[Row], proposals: dict[str, Proposal]) -> None:
+        """Add a proposer's proposals, as far as they are of use."""
+        if residence.proposer is None:
+            return
+        for row, whole in zip(rows, residence.proposer.propose(rows), strict=True):
+            if fault := proposal_fault(whole, self._vocab_size):
+                raise ValueError(f"the proposal for request {row.request_id} is malformed: {fault}")
+            proposal = whole.cut(row.max_depth, row.max_nodes)
+            # How deep drawn tokens go may depend on the first of them, which to drop for it would bias.
+            if len(proposal) and (proposal.depth >= row.min_depth or not proposal.is_chosen):
+                proposals[row.request_id] = proposal
 
-    def _ask(
-        self, method: Method, batch: list[Query], arm: ProposerSettings, running: Iterable[Sequence]
-    ) -> dict[str, tuple[int, ...]]:
-        settings = arm.model_copy(update={"method": method})
+    def _tell(self, events: Callable[[Residence], Sequence[Event]]) -> None:
+        for residence in self._loaded():
+            self._guarded(residence, "taking note of text", partial(_observe, residence, events))
+
+    def _loaded(self) -> list[Residence]:
+        return [residence for residence in self._residences.values() if residence.proposer is not None]
+
+    def _residence_of(self, sequence: Running, arm: ProposerSettings) -> Residence:
+        return self._residence(arm, sequence.request.speculation.method or arm.method)
+
+    def _residence(self, arm: ProposerSettings, method: Method) -> Residence:
+        name = _name(arm, method)
+        if name not in self._residences:
+            settings = arm.model_copy(update={"method": method})
+            self._residences[name] = Residence(name, settings, self._build, self._grant, self._clock)
+        return self._residences[name]
+
+    def _guarded(
+        self, residence: Residence, doing: str, call: Callable[[], object], *, fatal: bool = True
+    ) -> None:
+        """Count an exception, log the 1st, 2nd, 4th, 8th ... one; a fatal one unloads for a while."""
         try:
-            proposer = self._ensure(settings, running)
-            if proposer is None:
-                return {}
-            proposals = zip(batch, proposer.propose(batch), strict=True)
-            kept = ((query, proposal.tokens[: query.max_depth]) for query, proposal in proposals)
-            return {query.request_id: tokens for query, tokens in kept if len(tokens) >= query.min_depth}
-        except Exception:
-            self._failed(method, "a step")
-            return {}
-
-    def _ensure(self, settings: ProposerSettings, running: Iterable[Sequence]) -> Proposer | None:
-        """The proposer for these settings, loaded if it is not; None during a pause after a failure."""
-        wanted = settings.model_dump(exclude={"min_depth", "max_depth"})
-        last = self._loaded.get(settings.method)
-        if last is None or last.settings != wanted:
-            last = _Loaded(wanted, None, retry_at=-math.inf)
-        if self._clock() >= last.retry_at:
-            try:
-                last = _Loaded(wanted, self._load(settings, running))
-            except Exception:
-                last = self._paused(last)
-                raise
-            finally:
-                self._loaded[settings.method] = last
-        return last.proposer
-
-    def _load(self, settings: ProposerSettings, running: Iterable[Sequence]) -> Proposer | None:
-        proposer = self._build(settings)
-        if proposer is not None:
-            proposer.observe([Observed(s.request.id, tuple(s.tokens)) for s in running])
-        return proposer
-
-    def _paused(self, failed: _Loaded) -> _Loaded:
-        """Nothing loaded until a pause is over: the first one, or twice the last."""
-        pause = min(2 * failed.pause, _LONGEST_PAUSE) or _FIRST_PAUSE
-        return _Loaded(failed.settings, None, pause, self._clock() + pause)
-
-    def _tell(self, call: Callable[[Proposer], None]) -> None:
-        for method, loaded in list(self._loaded.items()):
-            if loaded.proposer is None:
-                continue
-            try:
-                call(loaded.proposer)
-            except Exception:
-                self._failed(method, "taking note of text")
-                self._loaded[method] = self._paused(loaded)
-
-    def _failed(self, method: Method, doing: str) -> None:
-        """Count the exception being handled; log the 1st, 2nd, 4th, 8th ... one."""
-        self.failures += 1
-        if self.failures & (self.failures - 1) == 0:
-            logger.exception(
-                "proposer %s raised in %s (failure %d); steps go on without it", method, doing, self.failures
-            )
+            call()
+        except Exception as error:
+            self.failures += 1
+            if fatal:
+                residence.fail(error)
+            if self.failures & (self.failures - 1) == 0:
+                named = isinstance(error, ProposerMemoryError)
+                logger.error(
+                    "proposer %s failed in %s (failure %d): %s; steps go on without it",
+                    residence.settings.method,
+                    doing,
+                    self.failures,
+                    error if named else type(error).__name__,
+                    exc_info=None if named else error,
+                )
 
 
-def _depths(sequence: Sequence, arm: ProposerSettings) -> tuple[int, int]:
-    """The shortest proposal worth verifying, and the longest of use: the target adds one token after it."""
+def _observe(residence: Residence, events: Callable[[Residence], Sequence[Event]]) -> None:
+    residence.observe(events(residence))
+
+
+@lru_cache(maxsize=256)
+def _name(arm: ProposerSettings, method: Method) -> str:
+    """Names what is loaded: all settings but those of the depth."""
+    settings = arm.model_copy(update={"method": method})
+    return settings.model_dump_json(exclude={"min_depth", "max_depth"})
+
+
+def _depths(sequence: Running, arm: ProposerSettings) -> tuple[int, int]:
+    """The shortest proposal worth verifying, and the longest of use: the target adds one token after it.
+
+    Where a request asks for less depth than the arm's least, its depth is the least as well.
+    """
     override = sequence.request.speculation.max_depth
     longest = arm.max_depth if override is None else min(arm.max_depth, override)
     return min(arm.min_depth, longest), min(longest, sequence.remaining - 1)
+
+
+def _row(candidate: Candidate, shortest: int, longest: int) -> Row:
+    sequence = candidate.sequence
+    return Row(
+        request_id=sequence.request.id,
+        min_depth=shortest,
+        max_depth=longest,
+        max_nodes=candidate.nodes,
+        length=len(sequence.tokens),
+        ran=sequence.computed,
+        pages=tuple(sequence.pages),
+        law=candidate.law,
+        noise=candidate.noise,
+        randomness=candidate.randomness,
+    )

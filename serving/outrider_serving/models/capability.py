@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from outrider_serving.engine.attention import TargetPass, UnsupportedAttentionError
-from outrider_serving.engine.kv import SequenceKV
+from outrider_serving.engine.target.attention import Scoring, UnsupportedAttentionError
+from outrider_serving.engine.target.kv import KVShape
 from outrider_serving.models.errors import ModelError
 
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
@@ -57,30 +59,45 @@ def _rope_types(config: PreTrainedConfig) -> set[str]:
     return {one["rope_type"] for one in each if "rope_type" in one}
 
 
-def check_attention(model: PreTrainedModel, source: object) -> None:
-    """Run two tokens, and see that every layer came by `attend` and that numbers came out.
+class _Probe:
+    """A `TargetPass` that notes what each layer keeps, and lets every token see itself alone."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, KVShape] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, _: Scoring) -> Tensor:
+        if layer in self.layers:
+            raise UnsupportedAttentionError(f"layer {layer} attends twice, or shares its index with another")
+        self.layers[layer] = KVShape(key.shape[0], key.shape[-1], value.shape[-1])
+        return value.repeat_interleave(query.shape[0] // key.shape[0], 0).transpose(0, 1)
+
+
+def check_attention(model: PreTrainedModel, source: object) -> Mapping[int, KVShape]:
+    """Run one token, and see that every layer came by `attend` and that numbers came out.
+
+    Returns:
+        What each layer keeps of a token.
 
     Raises:
         ModelError: a layer did not, or asked for a kind of attention that is not supported, or a logit is NaN
             or infinite.
     """
-    ids = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
-    target_pass = TargetPass(SequenceKV())
+    probe = _Probe()
     try:
         with torch.inference_mode():
             out = model(
-                input_ids=ids,
-                position_ids=torch.arange(2, device=model.device)[None],
+                input_ids=torch.zeros((1, 1), dtype=torch.int64, device=model.device),
+                position_ids=torch.zeros((1, 1), dtype=torch.int64, device=model.device),
                 use_cache=False,
-                logits_to_keep=1,
-                target_pass=target_pass,
+                logits_to_keep=torch.zeros(1, dtype=torch.int64, device=model.device),
+                target_pass=probe,
             )
     except (UnsupportedAttentionError, TypeError) as error:
         raise ModelError(f"model {source} cannot be served: {error}") from error
     layers = model.config.get_text_config().num_hidden_layers
-    if target_pass.layers != layers:
+    if sorted(probe.layers) != list(range(layers)):
         raise ModelError(
-            f"model {source} cannot be served: {target_pass.layers} of its {layers} layers "
+            f"model {source} cannot be served: {len(probe.layers)} of its {layers} layers "
             "use transformers' attention interface"
         )
     if not bool(out.logits.isfinite().all()):
@@ -89,3 +106,4 @@ def check_attention(model: PreTrainedModel, source: object) -> None:
             f"model {source} cannot be served: it computes NaN or infinity, "
             f"so its weights are damaged or too large for {dtype}"
         )
+    return probe.layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from outrider_serving.engine.attention import IMPLEMENTATION
+from outrider_serving.engine.target.attention import IMPLEMENTATION
+from outrider_serving.engine.target.kv import KVShape
 from outrider_serving.models.capability import check_attention, check_config
 from outrider_serving.models.checkpoint import load_checkpoint
 from outrider_serving.models.errors import ModelError
@@ -42,6 +44,7 @@ class LoadedModel:
         context_length: most tokens of prompt and output together.
         eos_token_ids: tokens that end a sequence: those of the generation config, else the tokenizer's.
         vocab_size: number of token ids that the model knows.
+        kv_shapes: what each layer keeps of a token.
     """
 
     model: PreTrainedModel
@@ -52,6 +55,7 @@ class LoadedModel:
     context_length: int
     eos_token_ids: frozenset[int]
     vocab_size: int
+    kv_shapes: Mapping[int, KVShape]
 
 
 def load_model(
@@ -112,7 +116,7 @@ def _load(
         context = _context_length(model.config, context_length, source)
     model.train(False)
     torch.nn.Module.to(model, _device(device))
-    check_attention(model, source)
+    kv_shapes = check_attention(model, source)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -122,6 +126,7 @@ def _load(
         context_length=context,
         eos_token_ids=_eos_token_ids(model, tokenizer),
         vocab_size=int(model.config.get_text_config().vocab_size),
+        kv_shapes=kv_shapes,
     )
 
 

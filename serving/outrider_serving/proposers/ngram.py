@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from outrider_serving.proposers.base import Observed, Proposal, Query
+from outrider_serving.proposers.base import Advanced, Began, Event, Row, TextOnly
+from outrider_serving.sampling.proposal import Proposal
 from outrider_serving.settings import NgramSettings
 
 _MAX_CANDIDATES = 1024
 
 
-class NgramProposer:
+class NgramProposer(TextOnly):
     """Looks the last tokens of each request up in its own prompt and output.
 
     Among earlier places where the last `min_match` tokens occur, the one that shares the longest suffix with
@@ -22,24 +23,31 @@ class NgramProposer:
 
     def __init__(self, settings: NgramSettings) -> None:
         """Take the shortest and longest suffix to look for."""
+        super().__init__()
         self._settings = settings
         self._texts: dict[str, _Text] = {}
 
-    def propose(self, queries: Sequence[Query]) -> list[Proposal]:
-        """One proposal for each query; it is empty where nothing matches.
+    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
+        """One chain of chosen tokens for each row; it is empty where nothing matches.
 
         Raises:
             KeyError: a request was never observed.
         """
         longest = self._settings.max_match
-        return [Proposal(self._texts[q.request_id].continuation(longest, q.max_depth)) for q in queries]
+        return [
+            Proposal.chain(self._texts[row.request_id].continuation(longest, row.max_depth)) for row in rows
+        ]
 
-    def observe(self, events: Sequence[Observed]) -> None:
-        """Append to the requests' texts and index them, in O(tokens)."""
+    def observe(self, events: Sequence[Event]) -> None:
+        """Append to the requests' texts and index them, in O(tokens); a preemption changes no text."""
         for event in events:
-            if event.request_id not in self._texts:
-                self._texts[event.request_id] = _Text(self._settings.min_match)
-            self._texts[event.request_id].extend(event.tokens)
+            match event:
+                case Began():
+                    text = _Text(self._settings.min_match)
+                    text.extend(event.tokens)
+                    self._texts[event.request_id] = text
+                case Advanced():
+                    self._texts[event.request_id].extend(event.committed)
 
     def forget(self, request_id: str) -> None:
         """Drop a request's text."""

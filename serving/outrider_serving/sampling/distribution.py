@@ -1,24 +1,17 @@
-"""From the target's logits and a request's parameters to the distribution that its next token is drawn from.
-
-There is one implementation. It is used at every position, with and without proposals, so that what
-verification preserves is also what plain decoding draws from.
-"""
+"""Distributions over tokens: cutting them to their most probable tokens, and taking one off another."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _FIRST_TOP = 64
 _WIDEN = 8
-_COLDEST = sys.float_info.min
-"""The lowest temperature to divide by: 1 over a lower one is infinite, which some devices multiply by.
-
-Logits up to float32 that differ at all differ by more than 1e-45, so that below it nothing changes.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +20,7 @@ class Distribution:
 
     Attributes:
         ids: int64 [support], distinct token ids; None stands for the whole vocabulary in order.
-        probs: float64 [support], not negative, of sum 1 within rounding.
+        probs: float64 [support], not negative, of sum 1 within rounding; on the device of `ids`.
     """
 
     ids: Tensor | None
@@ -50,58 +43,110 @@ class Distribution:
         return index if self.ids is None else int(self.ids[index])
 
 
-def distribution(logits: Tensor, temperature: float, top_p: float) -> Distribution:
-    """The law of the next token: softmax(logits / temperature), cut to its nucleus, renormalised.
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Which of the most probable tokens are kept.
 
-    The nucleus (Holtzman et al. 2020, arXiv 1904.09751) is the shortest prefix whose mass reaches `top_p`, of
-    the tokens in descending order of probability; among equally probable ones, the lower id comes first. It
-    holds at least one token. Softmax and sums are in float64; the highest logit is taken off before the
-    division, which then cannot overflow to infinity minus infinity: towards temperature 0 the distribution
-    becomes that over the argmaxes.
+    Attributes:
+        top_k: the k most probable ones; 0 for all.
+        top_p: of those, the shortest prefix whose share of their mass reaches this; 1 for all.
+        min_p: of those, the ones at least this share as probable as the most probable one; 0 for all.
+    """
 
-    The model's whole vocabulary takes part: where a model has more rows than its tokenizer has tokens, the
-    surplus ids keep the probability that the model gives them (and decode to nothing), because removing them
-    would change the law of the target.
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+def residual(r: Distribution, q: Distribution | None, token: int) -> Distribution:
+    """What is left of r after a token drawn from q was refused: max(0, r - q), normalised.
+
+    Where no mass is left, r was q within rounding, and the refusal itself was an accident of rounding: r is
+    returned as it is, which at least gives nothing to a token without probability in r.
 
     Args:
-        logits: [vocabulary], any float dtype.
-        temperature: greater than 0; greedy requests need no distribution.
-        top_p: in (0, 1]; 1 leaves the whole vocabulary.
-
-    Returns:
-        The distribution, on the device of the logits.
+        r: on any support; that of the result is the same.
+        q: on any support, which need not be that of r; None is one-hot at `token`.
+        token: the one that was refused.
     """
-    precise = logits.to(torch.float64)
-    probs = torch.softmax((precise - precise.max()) / max(temperature, _COLDEST), -1)
-    return Distribution(None, probs) if top_p >= 1 else _nucleus(probs, top_p)
+    weights = r.probs.clone()
+    if q is None:
+        if (index := r.index(token)) is not None:
+            weights[index] = 0
+    elif q.ids is None:
+        weights -= (q.probs if r.ids is None else q.probs[r.ids.to(q.probs.device)]).to(weights.device)
+    elif r.ids is None:
+        weights.index_add_(0, q.ids.to(weights.device), q.probs.to(weights.device), alpha=-1)
+    else:
+        weights -= _looked_up(q.ids.to(r.ids.device), q.probs.to(weights.device), r.ids)
+    weights.clamp_(min=0)
+    mass = weights.sum()
+    return Distribution(r.ids, weights / mass) if mass > 0 else r
 
 
-def _nucleus(probs: Tensor, top_p: float) -> Distribution:
-    """The nucleus, sorting only the k most probable tokens, and more while they are too few.
+def _looked_up(ids: Tensor, probs: Tensor, wanted: Tensor) -> Tensor:
+    """The probabilities of the wanted tokens, 0 for those that are not among `ids`."""
+    ids, order = ids.sort()
+    places = torch.searchsorted(ids, wanted).clamp_(max=len(ids) - 1)
+    return torch.where(ids[places] == wanted, probs[order][places], 0.0)
 
-    Which of several equally probable tokens are among the k is unspecified, so only those more probable
-    than the last of the k count: they are all there.
+
+def cut(probs: Tensor, cuts: Sequence[Cut | None]) -> list[Distribution]:
+    """Cut each row to its most probable tokens, renormalised.
+
+    Tokens are ordered by descending probability, and equally probable ones by ascending id. A row keeps at
+    least one token, and none of probability 0. The prefix that `top_p` keeps is the nucleus of Holtzman et
+    al. 2020 (arXiv 1904.09751); `min_p` is that of Nguyen et al. 2024 (arXiv 2407.01082).
+
+    Only the first candidates are sorted, and more while they are too few. They are taken to the CPU in one
+    go, and so a distribution that was cut lies there.
+
+    Args:
+        probs: float64 [rows, vocabulary], each row of sum 1 within rounding.
+        cuts: one for each row; None leaves the row whole.
     """
-    k = min(_FIRST_TOP, len(probs))
-    while k < len(probs):
-        top, ids = probs.topk(k)
-        certain = int((top > top[-1]).sum())
-        cut = _cut(top[:certain], ids[:certain], top_p)
-        if cut is not None:
-            return cut
-        k = min(k * _WIDEN, len(probs))
-    ids = torch.arange(len(probs), device=probs.device)
-    whole = _cut(probs, ids, top_p)
-    return Distribution(None, probs) if whole is None else whole
+    found: dict[int, Distribution] = {}
+    vocabulary = probs.shape[-1]
+    waiting = {row: wanted for row, wanted in enumerate(cuts) if wanted is not None}
+    # One more than wanted, because the last of the candidates may be tied with one that is not among them.
+    k = max(_FIRST_TOP, 1 + max((wanted.top_k for wanted in waiting.values()), default=0))
+    while waiting:
+        k = min(k, vocabulary)
+        top, ids = probs[list(waiting)].topk(k)
+        candidates = zip(waiting.items(), top.cpu().numpy(), ids.cpu().numpy(), strict=True)
+        for (row, wanted), row_top, row_ids in candidates:
+            kept = _kept(row_top, row_ids, wanted, complete=k == vocabulary)
+            if kept is not None:
+                found[row] = kept
+        waiting = {row: wanted for row, wanted in waiting.items() if row not in found}
+        k *= _WIDEN
+    return [found.get(row) or Distribution(None, whole) for row, whole in enumerate(probs)]
 
 
-def _cut(probs: Tensor, ids: Tensor, top_p: float) -> Distribution | None:
-    """The shortest prefix of the ordered candidates with mass `top_p`; None where all of them have less."""
-    by_id = ids.argsort()
-    order = by_id[probs[by_id].argsort(descending=True, stable=True)]
-    ordered = probs[order]
-    mass = ordered.cumsum(0)
-    length = int((mass < top_p).sum()) + 1
-    if length > len(order):
+def _kept(
+    top: NDArray[np.float64], ids: NDArray[np.int64], wanted: Cut, *, complete: bool
+) -> Distribution | None:
+    """What a cut keeps of the candidates; None where it may need more of them.
+
+    Args:
+        top: probabilities of the k most probable tokens, in descending order.
+        ids: their ids; which of several equally probable tokens are among them is unspecified.
+        wanted: what to keep.
+        complete: they are the whole vocabulary.
+    """
+    # Of those as probable as the last candidate some may be missing: the others are certain.
+    certain = len(top) if complete else int((top > top[-1]).sum())
+    order = np.lexsort((ids[:certain], -top[:certain]))
+    ordered, ids = top[order], ids[order]
+    if wanted.top_k:
+        if certain < wanted.top_k and not complete:
+            return None
+        ordered, complete = ordered[: wanted.top_k], True
+    mass = ordered.cumsum()
+    length = int(((ordered > 0) & (ordered >= wanted.min_p * top[0])).sum())
+    if wanted.top_p < 1:
+        whole = mass[-1] if wanted.top_k else 1.0
+        length = min(length, int((mass < wanted.top_p * whole).sum()) + 1)
+    if length >= len(ordered) and not complete:
         return None
-    return Distribution(ids[order[:length]], ordered[:length] / mass[length - 1])
+    return Distribution(torch.from_numpy(ids[:length]), torch.from_numpy(ordered[:length] / mass[length - 1]))

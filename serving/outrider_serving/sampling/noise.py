@@ -9,6 +9,7 @@ alone decide the bits: they are equal on every device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _LAST_SHIFT = 31
 _MIX_GAMMA = ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53))
 _MIX_GAMMA_LAST = 33
+_HIGHEST = 1 - 2.0**-53
 
 
 class NoiseKey(NamedTuple):
@@ -36,29 +38,37 @@ class NoiseKey(NamedTuple):
     position: int
 
 
-def exponentials(key: NoiseKey, vocabulary: int, ids: Tensor | None, device: torch.device) -> Tensor:
-    """Independent exponential variates of mean 1, one for each token.
+def exponentials(keys: Sequence[NoiseKey], ids: Tensor) -> Tensor:
+    """Independent exponential variates of mean 1 for tokens at several positions.
+
+    They are -log(1 - v), where v is the upper 63 bits of the token's word in units of 2 ** -63, to the
+    precision of float64 and with half a unit added. An unlikely token is chosen by a small variate only:
+    small v keep all their bits, so that the chance of a variate below e is right to within 2 ** -63 however
+    small e is. And no variate is 0 or infinite, with which a token of probability 0 could be chosen.
 
     Args:
-        key: names the stream.
-        vocabulary: number of tokens, when `ids` is None.
-        ids: int64 [n], the tokens wanted; all when None.
-        device: where the result is needed.
+        keys: one for each row.
+        ids: int64 [n] or [rows, n], the tokens wanted.
 
     Returns:
-        float64 [n]: -log(u), u a multiple of 2 ** -53 in [0, 1), so the values are in (0, infinity].
+        float64 [rows, n], in (2 ** -65, 37), on the device of `ids`.
     """
-    start, gamma = _stream(key)
-    if ids is None:
-        ids = torch.arange(vocabulary, dtype=torch.int64, device=device)
-    words = (ids + 1) * _signed(gamma)  # int64 products wrap modulo 2 ** 64
-    words += _signed(start)
+    streams = [_stream(key) for key in keys]
+    starts, gammas = torch.tensor(streams, dtype=torch.int64).to(ids.device).unbind(1)
+    words = (ids + 1) * gammas[:, None]  # int64 products wrap modulo 2 ** 64
+    words += starts[:, None]
     shifted = torch.empty_like(words)
     for shift, factor in _MIX:
         words ^= _shift_right(words, shift, shifted)
         words *= _signed(factor)
     words ^= _shift_right(words, _LAST_SHIFT, shifted)
-    return _shift_right(words, 11, shifted).to(torch.float64).mul_(2.0**-53).log_().neg_()
+    return _variates(_shift_right(words, 1, shifted))
+
+
+def _variates(words: Tensor) -> Tensor:
+    """Exponential variates from 63-bit words; they grow with the words."""
+    v = words.to(torch.float64).add_(0.5).mul_(2.0**-63).clamp_(max=_HIGHEST)
+    return v.neg_().log1p_().neg_()
 
 
 def _shift_right(words: Tensor, by: int, out: Tensor) -> Tensor:
@@ -69,11 +79,11 @@ def _shift_right(words: Tensor, by: int, out: Tensor) -> Tensor:
 
 
 def _stream(key: NoiseKey) -> tuple[int, int]:
-    """Start and gamma of the stream of a key; each component is mixed in by a step of its own."""
+    """Start and gamma of the stream of a key, as int64; each component is mixed in by a step of its own."""
     state = 0
     for component in key:
         state = _mix(((state ^ (component & _WORD)) + _GOLDEN) & _WORD, _MIX, _LAST_SHIFT)
-    return state, _gamma((state + _GOLDEN) & _WORD)
+    return _signed(state), _signed(_gamma((state + _GOLDEN) & _WORD))
 
 
 def _gamma(state: int) -> int:

@@ -1,135 +1,259 @@
 """Decides which proposed tokens are kept, so that the output has the law of the target alone.
 
-Let p_i be the target's distribution (after temperature and top_p) at the i-th position of a step, given the
-committed text and the proposed tokens x_1 ... x_(i-1) before it. One target pass gives p_1 ... p_(d+1) for a
-proposal of d tokens. All three ways below keep a leading run of the proposal, add one token of the target's
-own, and discard the rest; p_i is only ever used after x_1 ... x_(i-1) were kept, so it is the target's
-distribution given exactly the text that is committed. It is then enough to show, for one position, that the
-token committed there has law p_i given everything before it; by induction over positions the whole output has
-the law of the target, whatever the proposer, the depth, or where steps begin.
+A proposal is a tree of tokens after the committed text. One target pass gives logits after the text and after
+every node; from these and the tokens between the text and a node, `law` makes p, the target's distribution
+(with all parameters) of the next token there. Verification walks down from the root: at each node it decides
+on a token; where a child has that token, the child is accepted and the walk goes on below it, and otherwise
+the token is the last one of this step.
 
-**Greedy.** The token is argmax p_i; a proposal is kept while it equals that token. Nothing is random: the
-output is that of plain greedy decoding. (Among equals argmax takes what torch.argmax takes, as plain greedy
-decoding does.)
+So p is only ever used at a node whose whole path was committed: it is the target's distribution given exactly
+the committed text. It is then enough to show, for one node, that the token committed there has law p given
+everything before it; by induction over positions the whole output has the law of the target, whatever the
+proposer, the shape of the tree, or where steps begin. After a token that ends the request nothing follows, on
+any path.
 
-**Rejection** (Leviathan, Kalman, Matias 2023, arXiv 2211.17192), here for *chosen* proposals: x_i is a
-function of the earlier text alone, so its distribution q is one-hot at x_i. The rule "accept x with
-probability min(1, p(x) / q(x)), else draw from the normalised max(0, p - q)" becomes: accept x_i with
-probability p_i(x_i), else draw from p_i without x_i, renormalised. Then P(token = x_i) = p_i(x_i), and for y
-other than x_i
+**Greedy.** The token is the best one, by `law.best`. Nothing is random: the output is that of plain greedy
+decoding.
 
-    P(token = y) = (1 - p_i(x_i)) * p_i(y) / (1 - p_i(x_i)) = p_i(y).
+**Rejection.** The children are the candidates of `rejection.sample`, whose docstring has the proof that the
+token has law p. Draws are fresh at every node, and independent of those that made the proposal.
 
-The draws of a position are fresh, hence independent of everything before. A proposal must not depend on
-draws that have yet to be made: it cannot, as it exists before they are made.
-
-**Coupled** (Daliri, Musco, Suresh 2024, arXiv 2408.07978). The token at output position i is
-
-    argmin over t of E_t / p_i(t),    E_t exponential, a fixed function of (seed, choice, position, t),
-
-which is Gumbel-max in another guise (-log E_t is Gumbel noise) and has law p_i: of independent exponential
-clocks with rates p_i(t), clock t rings first with probability p_i(t). A proposal is kept while it equals that
-token. So the output is a function of the request alone: turning speculation on or off, another proposer or
-depth, changes no token. Clocks of different positions are independent, and the proposals do not enter. This
-is exact given equal logits; a target pass over another number of tokens can differ in the last bits.
+**Coupled** (Daliri, Musco, Suresh 2024, arXiv 2408.07978). The token is `coupling.coupled_token` of p and
+the output position: clocks of different positions are independent, and the proposal does not enter. So the
+output is a function of the request alone: turning speculation on or off, another proposer or depth, changes
+no token. This is exact given equal logits; a target pass over another number of tokens can differ in the last
+bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from outrider_serving.engine.types import SamplingParams
-from outrider_serving.sampling.distribution import Distribution, distribution
-from outrider_serving.sampling.noise import NoiseKey, exponentials
+from outrider_serving.sampling.coupling import coupled_tokens
+from outrider_serving.sampling.distribution import Distribution
+from outrider_serving.sampling.law import TokenLaw, best, distributions
+from outrider_serving.sampling.noise import NoiseKey
+from outrider_serving.sampling.proposal import ROOT, Proposal
 from outrider_serving.sampling.randomness import Randomness
+from outrider_serving.sampling.rejection import sample
+
+_Answer = TypeVar("_Answer")
+
+_ELEMENTS_AT_ONCE = 1 << 24
+"""Most probabilities that are made at once: 128 MiB each of logits, their softmax and noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRow:
+    """One request's part in a verification step. Set by the step loop.
+
+    A greedy law is verified greedily; another one by coupling where there is noise, by rejection where not.
+
+    Attributes:
+        law: as of the committed text.
+        proposal: within what may still be committed; `proposal_fault` has found nothing.
+        first: row of the logits that follow the committed text; those after node n are in row first + 1 + n.
+        noise: the key of the first token to commit, which is `law.noise` for a request with a seed.
+        randomness: the request's own source, used by rejection only.
+    """
+
+    law: TokenLaw
+    proposal: Proposal
+    first: int
+    noise: NoiseKey | None
+    randomness: Randomness
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a row commits in a step: `tokens` are `accepted` proposed ones, then the target's own."""
+    """What a row commits in a step.
 
-    accepted: int
+    Attributes:
+        path: the accepted nodes, from below the root downwards.
+        tokens: their tokens, then the target's own, which is absent where an accepted token ends the request.
+    """
+
+    path: tuple[int, ...]
     tokens: tuple[int, ...]
 
+    @property
+    def accepted(self) -> int:
+        """The accepted length."""
+        return len(self.path)
 
-Law = Callable[[int], Distribution]
-"""p_(i+1) for i = 0 ... d; each is asked for at most once, and only where it is needed."""
+
+def proposal_fault(proposal: Proposal, vocab_size: int) -> str | None:
+    """What makes a proposal impossible to verify; None where nothing does.
+
+    The step goes on without such a proposal. That can bias nothing where the proposer keeps its contract,
+    because then there never is one.
+    """
+    tokens, nodes = proposal.tokens, len(proposal)
+    if len(proposal.parents) != nodes or len(proposal.q) not in (0, nodes):
+        return f"{nodes} tokens, {len(proposal.parents)} parents, {len(proposal.q)} distributions"
+    if not all(ROOT <= parent < node for node, parent in enumerate(proposal.parents)):
+        return "a node comes before its parent"
+    if not all(0 <= token < vocab_size for token in tokens):
+        return f"a token outside the vocabulary of {vocab_size}"
+    if len(set(zip(proposal.parents, tokens, strict=True))) != nodes:
+        return "two siblings of the same token"
+    drawn = [(token, q) for token, q in zip(tokens, proposal.q, strict=False) if q is not None]
+    if any(len(q.probs) != (vocab_size if q.ids is None else len(q.ids)) for _, q in drawn):
+        return "a distribution of the wrong size"
+    if not all(q.prob(token) > 0 for token, q in drawn):
+        return "a token that its distribution cannot have drawn"
+    return None
 
 
-def verify(
-    logits: Tensor,
-    proposal: Sequence[int],
-    params: SamplingParams,
-    *,
-    position: int,
-    randomness: Randomness,
-    choice: int = 0,
-) -> Verdict:
-    """Verify one row's proposal in the way that its parameters ask for.
+def verify(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict | Exception]:
+    """Verify a batch of proposals. Rows do not influence each other.
 
     Args:
-        logits: [d + 1, vocabulary] of one target pass: row i follows the i-th proposed token.
-        proposal: x_1 ... x_d, each chosen from earlier text alone.
-        params: temperature 0 is greedy; with a seed coupled, without one by rejection.
-        position: index in the output of the first token to commit.
-        randomness: the request's own source, used by rejection only.
-        choice: index of the completion among those of one request.
+        rows: at most one for each request.
+        logits: [positions, vocabulary] of one target pass, any float dtype.
+
+    Returns:
+        For each row its verdict, or what was raised while it was verified; the request must then fail, since
+        some of its draws may be spent.
+
+    Raises:
+        torch.AcceleratorError: the device is broken, and with it every request.
     """
-    if params.temperature == 0:
-        return verify_greedy(logits, proposal)
-
-    def p(i: int) -> Distribution:
-        return distribution(logits[i], params.temperature, params.top_p)
-
-    if params.seed is None:
-        return verify_rejection(p, proposal, randomness)
-    return verify_coupled(p, proposal, NoiseKey(params.seed, choice, position))
+    walks = [_Walk(row) for row in rows]
+    _walk_plain([walk for walk in walks if walk.plain], logits)
+    others = [walk for walk in walks if not walk.plain]
+    size = max(1, _ELEMENTS_AT_ONCE // logits.shape[-1])
+    for start in range(0, len(others), size):
+        _walk(others[start : start + size], logits)
+    return [walk.error or Verdict(tuple(walk.path), tuple(walk.tokens)) for walk in walks]
 
 
-def verify_greedy(logits: Tensor, proposal: Sequence[int]) -> Verdict:
-    """Keep x_1 ... x_n while they are argmaxes; then add the argmax after them.
+@dataclass(slots=True)
+class _Walk:
+    """How far down its tree a row has come.
 
-    Logits are [d + 1, vocabulary].
+    Attributes:
+        node: the one whose logits decide on the next token.
+        path, tokens: what is accepted so far; at the end `tokens` has the target's own too.
     """
-    best = logits.argmax(-1).tolist()
-    n = 0
-    while n < len(proposal) and proposal[n] == best[n]:
-        n += 1
-    return Verdict(n, tuple(best[: n + 1]))
+
+    row: VerifyRow
+    node: int = ROOT
+    path: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    ended: bool = False
+    error: Exception | None = None
+
+    @property
+    def plain(self) -> bool:
+        return self.row.law.greedy and self.row.law.plain
+
+    @property
+    def logits(self) -> int:
+        """Row of the logits that follow the node."""
+        return self.row.first + 1 + self.node
+
+    @property
+    def key(self) -> NoiseKey:
+        noise = self.row.noise
+        assert noise is not None
+        return noise._replace(position=noise.position + len(self.tokens))
+
+    @property
+    def children(self) -> Sequence[int]:
+        return self.row.proposal.children.get(self.node, ())
+
+    def take(self, token: int, child: int | None) -> None:
+        """Commit a token, and go down to the child that has it."""
+        self.tokens.append(token)
+        if child is not None:
+            self.path.append(child)
+            self.node = child
+        self.ended = child is None or self.row.law.ends_with(token)
+
+    def fail(self, error: Exception) -> None:
+        """End without a verdict."""
+        self.error, self.ended = error, True
+
+    def follow(self, token: int) -> None:
+        """Commit a token that was decided on without a look at the proposal."""
+        proposed = self.row.proposal.tokens
+        self.take(token, next((child for child in self.children if proposed[child] == token), None))
+
+    def draw(self, p: Distribution) -> None:
+        """Commit a token of law p by rejection."""
+        proposal, children = self.row.proposal, self.children
+        candidates = [(proposal.tokens[child], proposal.q_of(child)) for child in children]
+        token, accepted = sample(p, candidates, self.row.randomness)
+        self.take(token, None if accepted is None else children[accepted])
 
 
-def verify_rejection(p: Law, proposal: Sequence[int], randomness: Randomness) -> Verdict:
-    """Accept each x with probability p(x); at the first refusal draw from p without x."""
-    for n, x in enumerate(proposal):
-        p_n = p(n)
-        if not randomness.bernoulli(p_n.prob(x)):
-            residual = p_n.probs.clone()
-            if (index := p_n.index(x)) is not None:
-                residual[index] = 0
-            y = p_n.token(randomness.categorical(residual))
-            return Verdict(n, (*proposal[:n], y))
-    p_d = p(len(proposal))
-    y = p_d.token(randomness.categorical(p_d.probs))
-    return Verdict(len(proposal), (*proposal, y))
+def _walk_plain(walks: Sequence[_Walk], logits: Tensor) -> None:
+    """Greedy rows whose logits nothing edits: one argmax over all their positions."""
+    spans = [range(walk.row.first, walk.row.first + 1 + len(walk.row.proposal)) for walk in walks]
+    positions = [position for span in spans for position in span]
+    if not positions:
+        return
+    theirs = logits if positions == list(range(len(logits))) else logits[positions]
+    argmax = dict(zip(positions, theirs.argmax(-1).tolist(), strict=True))
+    for walk in walks:
+        while not walk.ended:
+            walk.follow(argmax[walk.logits])
 
 
-def verify_coupled(p: Law, proposal: Sequence[int], first: NoiseKey) -> Verdict:
-    """Keep each x that is the coupled token of its position; end with the first coupled token that differs.
+def _walk(walks: Sequence[_Walk], logits: Tensor) -> None:
+    """All rows level by level, so that each level is one batch for each way to verify."""
+    while walks:
+        greedy = [walk for walk in walks if walk.row.law.greedy]
+        coupled = [walk for walk in walks if not walk.row.law.greedy and walk.row.noise is not None]
+        rejection = [walk for walk in walks if not walk.row.law.greedy and walk.row.noise is None]
+        _step(greedy, logits, _best, _Walk.follow)
+        _step(coupled, logits, _coupled, _Walk.follow)
+        _step(rejection, logits, _distributions, _Walk.draw)
+        walks = [walk for walk in walks if not walk.ended]
 
-    `first` is the key of the position of x_1.
-    """
-    for n, x in enumerate((*proposal, None)):
-        y = coupled_token(p(n), first._replace(position=first.position + n))
-        if y != x:
-            break
-    return Verdict(n, (*proposal[:n], y))
+
+def _best(walks: Sequence[_Walk], logits: Tensor) -> list[int]:
+    return best(logits, [(walk.row.law, walk.tokens) for walk in walks])
 
 
-def coupled_token(p: Distribution, key: NoiseKey) -> int:
-    """The token whose exponential clock of rate p(t) rings first."""
-    e = exponentials(key, len(p.probs), p.ids, p.probs.device)
-    return p.token(int(torch.argmin(e / p.probs)))
+def _distributions(walks: Sequence[_Walk], logits: Tensor) -> list[Distribution]:
+    return distributions(logits, [(walk.row.law, walk.tokens) for walk in walks])
+
+
+def _coupled(walks: Sequence[_Walk], logits: Tensor) -> list[int]:
+    return coupled_tokens(_distributions(walks, logits), [walk.key for walk in walks])
+
+
+def _step(
+    walks: Sequence[_Walk],
+    logits: Tensor,
+    ask: Callable[[Sequence[_Walk], Tensor], Sequence[_Answer]],
+    go_on: Callable[[_Walk, _Answer], None],
+) -> None:
+    """One level of some rows. Where the batch raises, each row is asked alone: it may be one that does."""
+    if not walks:
+        return
+    try:
+        answers = ask(walks, logits[[walk.logits for walk in walks]])
+    except torch.AcceleratorError:
+        raise
+    except Exception as error:
+        if len(walks) == 1:
+            walks[0].fail(error)
+        else:
+            for walk in walks:
+                _step([walk], logits, ask, go_on)
+        return
+    for walk, answer in zip(walks, answers, strict=True):
+        try:
+            go_on(walk, answer)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            walk.fail(error)

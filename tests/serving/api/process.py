@@ -61,6 +61,11 @@ class ServerProcess:
                 self._ports.put(json.loads(line)["port"])
 
     @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
     def url(self) -> str:
         """Where the API is."""
         if self._port is None:

@@ -50,8 +50,20 @@ def error(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         (GOOD | {"prompt": [2**70]}, "prompt", "0 to"),
         (GOOD | {"prompt": "ab " * 20_000}, "prompt", "8192"),
         (GOOD | {"prompt": 5}, "prompt", "string"),
-        (GOOD | {"n": 3}, "n", "not supported"),
-        (GOOD | {"top_k": 3}, "top_k", "not supported"),
+        (GOOD | {"n": 17}, "n", "less than or equal to 16"),
+        (GOOD | {"top_k": -2}, "top_k", "greater than or equal to -1"),
+        (GOOD | {"best_of": 2}, "best_of", "not supported"),
+        (GOOD | {"suffix": "x"}, "suffix", "not supported"),
+        (GOOD | {"logit_bias": {"320": 1}}, "logit_bias", "0 to 319"),
+        (GOOD | {"allowed_token_ids": [1], "min_tokens": 1}, "allowed_token_ids", "no token is left"),
+        (GOOD | {"min_tokens": 2}, "min_tokens", "at most 1 tokens"),
+        (GOOD | {"store": True}, "store", "false or null"),
+        (GOOD | {"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "regular expression"),
+        (
+            GOOD | {"structured_outputs": {"json": {"type": "string", "pattern": 5}}},
+            "structured_outputs.json",
+            "schema",
+        ),
     ],
 )
 def test_a_field_at_fault_is_named(server: ServerProcess, body: Any, param: str, says: str) -> None:

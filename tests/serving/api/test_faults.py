@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -15,39 +15,54 @@ from outrider_serving.api.body import read_json_object
 from outrider_serving.api.errors import ApiError
 from outrider_serving.api.state import ServedModel, Serving
 from outrider_serving.api.text import TextEncoder
+from outrider_serving.engine.process.child import Ending, Reason
+from outrider_serving.engine.records import PageCounts, StepRecord
 from outrider_serving.engine.types import (
-    Chunk,
+    DeadlineError,
+    Delta,
     EngineClosedError,
     EngineError,
     FinishReason,
     QueueFullError,
     Request,
-    Usage,
 )
 from outrider_serving.settings import ModelState, Objective, PodSettings, default_settings
 from serving.tiny import make_tokenizer
 
+TOKENIZER = make_tokenizer()
+
 BODY = {"model": "m", "prompt": "abc", "max_tokens": 4}
-TEXT = Chunk("some text", (1, 2), Usage(3, 2, 1, 0, 0), 0.0)
-END = Chunk("", (3,), Usage(3, 3, 2, 0, 0), 0.0, FinishReason.STOP)
+
+
+def delta(text: str, finish_reason: FinishReason | None = None) -> Delta:
+    return Delta("r", tuple(TOKENIZER(text).input_ids), 0.0, finish_reason=finish_reason)
+
+
+TEXT = delta("some text")
+END = Delta("r", (TOKENIZER.eos_token_id,), 0.0, finish_reason=FinishReason.STOP)
+
+
+HALF, REST = [
+    Delta("r", tuple(ids), 0.0) for ids in (TOKENIZER("é").input_ids[:1], TOKENIZER("é").input_ids[1:])
+]
+"""A character of two tokens."""
 
 
 class ScriptedEngine:
     """Yields or raises what its script says."""
 
     running = waiting = 0
+    proposer_trouble = None
 
-    def __init__(self, *script: Chunk | Exception) -> None:
+    def __init__(self, *script: Delta | Exception) -> None:
         self.script = script
         self.failure: str | None = None
+        self.unready: str | None = None
 
     def set_settings(self, settings: PodSettings) -> None:
         """Nothing depends on them."""
 
-    def close(self, drain: bool = True) -> None:
-        """Nothing runs."""
-
-    async def generate(self, request: Request) -> AsyncIterator[Chunk]:
+    async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
         for step in self.script:
             if isinstance(step, Exception):
                 raise step
@@ -66,9 +81,8 @@ def make() -> Iterator[Make]:
             update={"objective": Objective(ttft_milliseconds=60_000, tpot_milliseconds=60_000)}
         )
         serving = Serving(served_name="m", settings=settings, keys=None)
-        tokenizer = make_tokenizer()
         state = ModelState(name="m", revision="r", dtype="float32", context_length=64)
-        serving.serve(ServedModel(state, engine, TextEncoder(tokenizer, vocab_size=len(tokenizer))))
+        serving.serve(ServedModel(state, engine, TextEncoder(TOKENIZER, vocab_size=len(TOKENIZER))))
         made.append(serving)
         return serving
 
@@ -92,12 +106,29 @@ def counted(serving: Serving) -> list[tuple[str, str]]:
     ]
 
 
+def gauge(serving: Serving, name: str) -> float:
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(serving.telemetry.exposition().decode())
+        for sample in family.samples
+        if sample.name == name
+    )
+
+
+async def health(serving: Serving) -> dict[str, tuple[int, str]]:
+    transport = httpx.ASGITransport(create_app(serving))
+    async with httpx.AsyncClient(transport=transport, base_url="http://m") as client:
+        answers = {path: await client.get(path) for path in ("/healthz", "/readyz")}
+    return {path: (answer.status_code, answer.text) for path, answer in answers.items()}
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
     ("error", "status", "code", "outcome"),
     [
         (QueueFullError(9, 9, retry_after=3), 429, "queue_full", "refused"),
         (EngineClosedError("closing"), 503, "engine_closed", "refused"),
+        (DeadlineError("its time is over"), 504, "timeout", "timed_out"),
         (EngineError("it broke"), 500, "engine_error", "failed"),
         (RuntimeError("a secret"), 500, "internal", "failed"),
     ],
@@ -139,24 +170,42 @@ async def test_an_engine_that_forgets_to_end(make: Make, stream: bool) -> None:
 
 
 async def test_a_text_that_comes_late_is_the_first_write(make: Make) -> None:
-    serving = make(ScriptedEngine(Chunk("", (1,), Usage(), 0.0), TEXT, END))
+    serving = make(ScriptedEngine(HALF, REST, END))
     answer = await ask(serving, stream=True)
     assert answer.text.endswith("data: [DONE]\n\n")
     assert answer.text.count("data: ") == 3
     assert counted(serving) == [("completed", "met")]
 
 
-async def test_an_engine_that_has_failed_for_good(make: Make) -> None:
+async def test_an_engine_that_is_restarted(make: Make) -> None:
+    """Not ready, alive: requests are refused and told to come again, until it serves as before."""
+    engine = ScriptedEngine(TEXT, END)
+    serving = make(engine)
+    assert (await health(serving)) == {"/healthz": (200, "ok\n"), "/readyz": (200, "ok\n")}
+    serving.record_step(StepRecord("stable", 0, 0.0, (), 0, 0, 0, 0, 0, pages=PageCounts(9, 3, 2)))
+    assert gauge(serving, "outrider_pages_held") == 3
+    engine.unready = "the engine's process was ended by signal 9, and is being restarted"
+    serving.record_ending(Ending(Reason.DIED, "was ended by signal 9"))
+    assert (await health(serving)) == {
+        "/healthz": (200, "ok\n"),
+        "/readyz": (503, f"{engine.unready}\n"),
+    }
+    assert not serving.pod_state.ready
+    refused = await ask(serving)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+    assert "signal 9" in refused.json()["error"]["message"]
+    assert counted(serving) == [("refused", "missed")]
+    assert [gauge(serving, f"outrider_{name}") for name in ("ready", "pages_total", "pages_held")] == [0] * 3
+    assert gauge(serving, "outrider_engine_restarts_total") == 1
+    engine.unready = None
+    assert (await ask(serving)).status_code == 200
+
+
+async def test_an_engine_that_cannot_be_restarted(make: Make) -> None:
     engine = ScriptedEngine()
     serving = make(engine)
-    transport = httpx.ASGITransport(create_app(serving))
-    async with httpx.AsyncClient(transport=transport, base_url="http://m") as client:
-        assert (await client.get("/healthz")).status_code == 200
-        engine.failure = "the device is gone"
-        for path in ("/healthz", "/readyz"):
-            answer = await client.get(path)
-            assert answer.status_code == 503
-            assert "the device is gone" in answer.text
+    engine.unready = engine.failure = "the device is gone"
+    assert (await health(serving)) == dict.fromkeys(("/healthz", "/readyz"), (503, "the device is gone\n"))
 
 
 async def test_a_body_that_does_not_arrive() -> None:

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -12,7 +14,7 @@ import openai
 import pytest
 
 from outrider_serving import cli
-from serving.api.conftest import Start
+from serving.api.conftest import SETTINGS, Start
 from serving.api.process import ServerProcess, eventually
 from serving.tiny import make_tiny_model
 
@@ -59,6 +61,7 @@ def test_from_loading_to_a_drained_end(start: Start, plain: Path) -> None:
         "inForce": "stable",
         "settingsError": None,
         "keysError": None,
+        "proposerError": None,
         "model": None,
     }
 
@@ -129,6 +132,98 @@ def test_nobody_outstays_the_grace_period(
     assert "Traceback" not in server.log
 
 
+def engine_pid(server: ServerProcess) -> int:
+    """Of the newest process of the engine."""
+    return int(server.events("the engine's process has started")[-1]["pid"])
+
+
+def gone(pid: int) -> bool:
+    """A process has ended and is reaped."""
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_the_engines_process_is_killed_under_load(start: Start, plain: Path, tmp_path: Path) -> None:
+    """Streams end with an error, whole answers with 503; it is not ready, alive, and serves again."""
+    settings = tmp_path / "settings.json"
+    settings.write_text(SETTINGS.model_copy(update={"generation": 5}).model_dump_json(by_alias=True))
+    server = start(str(plain), "--settings", str(settings)).ready()
+    first, pages = engine_pid(server), server.metric("outrider_pages_total")
+    streams = [server.client().completions.create(max_tokens=90_000, **ENDLESS) for _ in range(3)]
+    for stream in streams:
+        next(stream)
+    settings.write_text(SETTINGS.model_copy(update={"generation": 6}).model_dump_json(by_alias=True))
+    eventually(lambda: server.state()["generation"] == 6)
+    os.kill(first, signal.SIGKILL)
+    for stream in streams:
+        with pytest.raises(openai.APIError, match="ended by signal 9"):
+            list(stream)
+    assert server.get("/readyz").status_code == 503
+    assert "signal 9" in server.get("/readyz").text
+    assert server.get("/healthz").status_code == 200
+    with pytest.raises(openai.APIStatusError, match="is being restarted") as refused:
+        server.client().completions.create(model="plain", prompt="a")
+    assert refused.value.status_code == 503
+    assert refused.value.response.headers["retry-after"]
+
+    server.ready()
+    assert gone(first)
+    assert engine_pid(server) != first
+    assert server.client().completions.create(model="plain", prompt="a").choices
+    assert server.metric("outrider_engine_restarts_total", reason="died") == 1
+    assert server.metric("outrider_requests_running") == 0
+    assert server.metric("outrider_pages_total") == pages > 0
+    assert server.metric("outrider_settings_generation") == 6
+    server.signal()
+    assert server.wait() == 0
+
+
+def test_the_engines_process_is_stopped_under_load(start: Start, plain: Path) -> None:
+    server = start(str(plain)).ready()
+    first = engine_pid(server)
+    stream = server.client().completions.create(max_tokens=90_000, **ENDLESS)
+    next(stream)
+    os.kill(first, signal.SIGSTOP)
+    with pytest.raises(openai.APIError, match="no sign of life for 10 s"):
+        list(stream)
+    server.ready()
+    assert gone(first)
+    assert server.client().completions.create(model="plain", prompt="a").choices
+    assert server.metric("outrider_engine_restarts_total", reason="stalled") == 1
+
+
+def test_the_server_is_killed(start: Start, plain: Path) -> None:
+    """Nothing of it stays behind."""
+    server = start(str(plain)).ready()
+    server.signal(signal.SIGKILL)
+    server.wait()
+    eventually(lambda: gone(engine_pid(server)))
+
+
+def test_the_engine_dies_while_the_model_loads(start: Start, plain: Path) -> None:
+    server = start(str(plain))
+    eventually(lambda: server.events("the engine's process has started"))
+    os.kill(engine_pid(server), signal.SIGKILL)
+    assert server.wait() == 1
+    assert server.lines[-1] == (
+        "outrider serve: failed: EngineError: the engine's process was ended by signal 9 (Killed)\n"
+    )
+
+
+def test_the_api_has_no_torch(start: Start, plain: Path) -> None:
+    """It is the engine's: the API holds neither weights nor torch's libraries, also after it has answered."""
+    server = start(str(plain)).ready()
+    assert (
+        server.client()
+        .completions.create(
+            model="plain", prompt="a", logprobs=2, extra_body={"structured_outputs": {"regex": "a+"}}
+        )
+        .choices
+    )
+    maps = {pid: Path(f"/proc/{pid}/maps").read_text() for pid in (server.pid, engine_pid(server))}
+    assert "libtorch" not in maps[server.pid]
+    assert "libtorch" in maps[engine_pid(server)]
+
+
 def test_a_signal_while_the_model_loads(start: Start, plain: Path) -> None:
     server = start(str(plain))
     assert server.get("/healthz").status_code == 200
@@ -138,7 +233,7 @@ def test_a_signal_while_the_model_loads(start: Start, plain: Path) -> None:
 
 @pytest.mark.usefixtures("quiet_logging")
 class TestRefusedModels:
-    """In this process, which has torch already: the command's own function, up to its exit status."""
+    """In this process: the command's own function, up to its exit status."""
 
     def refusal(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         assert cli.main(["serve", *arguments, "--port", "0"]) == 2

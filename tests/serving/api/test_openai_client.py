@@ -1,6 +1,8 @@
 """The stock client against the real server: every way of asking gives the same answer."""
 
 import asyncio
+import json
+import re
 from typing import Any
 
 import openai
@@ -92,7 +94,7 @@ async def test_requests_side_by_side_do_not_mix(server: ServerProcess) -> None:
 
 
 def test_speculation_changes_the_steps_and_not_the_text(client: openai.OpenAI) -> None:
-    def ask(**speculation: Any) -> tuple[str, dict[str, int]]:
+    def ask(**speculation: Any) -> tuple[str, dict[str, Any]]:
         options = GREEDY | {"max_tokens": 200, "extra_body": {"ignore_eos": True, "speculation": speculation}}
         answer = client.completions.create(prompt=PROMPT, **options)
         assert answer.usage is not None
@@ -101,9 +103,29 @@ def test_speculation_changes_the_steps_and_not_the_text(client: openai.OpenAI) -
     plain, without = ask(proposer="none")
     proposed, with_proposals = ask(proposer="ngram", max_depth=4)
     assert plain == proposed
-    assert without == {"verification_steps": 200, "proposed_tokens": 0, "accepted_tokens": 0}
+    assert without == {
+        "verification_steps": 200,
+        "proposed_tokens": 0,
+        "accepted_tokens": 0,
+        "accepted_length": 0,
+    }
     assert with_proposals["verification_steps"] == 200 - with_proposals["accepted_tokens"]
     assert with_proposals["accepted_tokens"] <= with_proposals["proposed_tokens"]
+
+
+def test_acceptance_by_position(client: openai.OpenAI) -> None:
+    speculation = {"proposer": "ngram", "max_depth": 3, "positions": True}
+    options = GREEDY | {"max_tokens": 200, "extra_body": {"ignore_eos": True, "speculation": speculation}}
+    answer = client.completions.create(prompt=PROMPT, **options)
+    assert answer.usage is not None
+    found = answer.usage.to_dict()["speculation"]
+    assert isinstance(found, dict)
+    proposed, accepted = found["proposed_by_position"], found["accepted_by_position"]
+    assert 0 < len(proposed) <= 3
+    assert sorted(proposed, reverse=True) == proposed
+    assert sorted(accepted, reverse=True) == accepted
+    assert sum(accepted) == found["accepted_tokens"]
+    assert all(kept <= tried for kept, tried in zip(accepted, proposed, strict=False))
 
 
 def test_a_seed_repeats_and_another_does_not(client: openai.OpenAI) -> None:
@@ -123,6 +145,106 @@ def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
     assert cut.choices[0].finish_reason == "stop"
     stream = client.completions.create(prompt=PROMPT, stop=[stop, "\x00"], stream=True, **GREEDY)
     assert "".join(chunk.choices[0].text for chunk in stream) == text[: text.index(stop)]
+
+
+def test_choices_differ_with_their_number_and_not_with_their_company(client: openai.OpenAI) -> None:
+    def ask(n: int, **more: Any) -> list[str]:
+        options: Any = {"seed": 3, "n": n, "max_tokens": 24} | more
+        answer = client.completions.create(model="tiny", prompt=PROMPT, **options)
+        assert [choice.index for choice in answer.choices] == list(range(n))
+        return [choice.text for choice in answer.choices]
+
+    three = ask(3)
+    assert len(set(three)) == 3
+    assert ask(1) == three[:1]
+    assert ask(3, extra_body={"speculation": {"proposer": "none"}}) == three
+    stream = client.completions.create(model="tiny", prompt=PROMPT, seed=3, n=3, max_tokens=24, stream=True)
+    texts = ["", "", ""]
+    for chunk in stream:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == three
+
+
+def test_logprobs_are_the_targets_own(client: openai.OpenAI) -> None:
+    plain = client.completions.create(prompt=PROMPT, logprobs=3, **GREEDY)
+    found = plain.choices[0].logprobs
+    assert found is not None
+    assert found.tokens is not None
+    assert found.token_logprobs is not None
+    assert found.top_logprobs is not None
+    assert len(found.tokens) == len(found.token_logprobs) == len(found.top_logprobs) == 24
+    # Greedy takes the likeliest token, whatever else the request asks for.
+    for logprob, top in zip(found.token_logprobs, found.top_logprobs, strict=True):
+        assert len(top) <= 4
+        assert max(top.values()) == logprob
+    stream = client.completions.create(prompt=PROMPT, logprobs=3, stream=True, **GREEDY)
+    parts = [chunk.choices[0].logprobs for chunk in stream]
+    assert [token for part in parts if part for token in part.tokens or ()] == found.tokens
+
+
+def test_an_echo_scores_the_prompt_as_generation_does(client: openai.OpenAI) -> None:
+    def logprobs(prompt: list[int], **options: Any) -> list[float]:
+        choice = client.completions.create(model="tiny", prompt=prompt, logprobs=0, **options).choices[0]
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs is not None
+        return choice.logprobs.token_logprobs
+
+    generated = logprobs([5, 6, 7], max_tokens=5, extra_body={"allowed_token_ids": [40]})
+    echoed = logprobs([5, 6, 7, *[40] * 5], max_tokens=1, echo=True)
+    assert echoed[0] is None
+    assert len(echoed) == 9
+    assert echoed[3:8] == pytest.approx(generated, abs=1e-4)
+
+
+def test_an_echo_begins_with_the_prompt(client: openai.OpenAI) -> None:
+    choice = client.completions.create(prompt=PROMPT, logprobs=1, echo=True, **GREEDY).choices[0]
+    plain = client.completions.create(prompt=PROMPT, **GREEDY).choices[0]
+    assert choice.text == PROMPT + plain.text
+    assert choice.logprobs is not None
+    assert "".join(choice.logprobs.tokens or ()).startswith(PROMPT)
+
+
+def test_logprobs_of_a_conversation(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(messages=TURNS, logprobs=True, top_logprobs=2, **GREEDY)
+    found = whole.choices[0].logprobs
+    assert found is not None
+    assert found.content is not None
+    assert len(found.content) == 24
+    assert all(len(item.top_logprobs) == 2 for item in found.content)
+    text = bytes(byte for item in found.content for byte in item.bytes or ()).decode(errors="replace")
+    assert text == whole.choices[0].message.content
+
+
+def test_the_law_can_be_bent(client: openai.OpenAI) -> None:
+    def tokens(**more: Any) -> list[str]:
+        options: Any = {"model": "tiny", "prompt": PROMPT, "max_tokens": 8, "logprobs": 0, "seed": 1} | more
+        found = client.completions.create(**options).choices[0].logprobs
+        assert found is not None
+        assert found.tokens is not None
+        return found.tokens
+
+    assert set(tokens(logit_bias={"40": 100}, temperature=0)) == {tokens(logit_bias={"40": 100})[0]}
+    allowed = tokens(extra_body={"allowed_token_ids": [40, 41]})
+    assert set(allowed) <= set(tokens(logit_bias={"40": 100}) + tokens(logit_bias={"41": 100}))
+    assert len(tokens(extra_body={"allowed_token_ids": [1], "min_tokens": 0})) == 1
+    assert len(tokens(extra_body={"stop_token_ids": [40], "allowed_token_ids": [40]})) == 1
+    assert tokens(extra_body={"top_k": 1}) == tokens(temperature=0)
+    assert tokens(extra_body={"min_p": 1}) == tokens(temperature=0)
+    banned = {"allowed_token_ids": [40, 41], "banned_token_ids": [41]}
+    assert set(tokens(extra_body=banned)) == {tokens(logit_bias={"40": 100})[0]}
+
+
+def test_output_has_the_form_that_was_asked_for(client: openai.OpenAI) -> None:
+    def ask(**more: Any) -> str:
+        options: Any = {"model": "tiny", "messages": TURNS, "max_tokens": 64, "seed": 1} | more
+        return client.chat.completions.create(**options).choices[0].message.content or ""
+
+    assert ask(extra_body={"structured_outputs": {"choice": ["yes", "no"]}}) in ("yes", "no")
+    assert re.fullmatch("[ab]{3}", ask(extra_body={"structured_outputs": {"regex": "[ab]{3}"}}))
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
+    assert json.loads(ask(response_format=form))["a"] in (1, 2)
 
 
 def test_token_ids_as_prompt(client: openai.OpenAI) -> None:

@@ -40,6 +40,13 @@ async def test_a_prompt_gets_the_tokenizers_special_tokens(
     assert ids.count(tokenizer.bos_token_id) == 1
 
 
+def test_the_ends_of_a_text_are_the_models_and_the_tokenizers(tokenizer: PreTrainedTokenizerFast) -> None:
+    for given, known in (((), {tokenizer.eos_token_id}), ((7, 8), {7, 8, tokenizer.eos_token_id})):
+        encoder = TextEncoder(tokenizer, vocab_size=len(tokenizer), eos_token_ids=given)
+        assert encoder.eos_token_ids == known
+        encoder.close()
+
+
 async def test_ids_are_taken_as_they_are(encoder: TextEncoder) -> None:
     assert await encoder.encode([5, 6]) == (5, 6)
 

@@ -1,33 +1,40 @@
-"""Models for the engine's tests: two tiny random ones, and the real one."""
+"""Models for the engine's tests: tiny random ones of several architectures, and the real one."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
 from outrider_serving.models.loading import LoadedModel, load_model
-from serving.tiny import make_tiny_model
+from serving.tiny import Arch, make_tiny_model
 
 
 @pytest.fixture(scope="session")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    path = make_tiny_model(tmp_path_factory.mktemp("models") / "llama", "llama", dtype=torch.float64)
-    return load_model(str(path))
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
+    """One of each architecture, in float64."""
+    directory = tmp_path_factory.mktemp("models")
+    return {
+        arch: load_model(str(make_tiny_model(directory / arch, arch, dtype=torch.float64)))
+        for arch in get_args(Arch)
+    }
 
 
 @pytest.fixture(scope="session")
-def tiny_gemma3(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    path = make_tiny_model(tmp_path_factory.mktemp("models") / "gemma3", "gemma3", dtype=torch.float64)
-    return load_model(str(path))
+def tiny_llama(tiny_models: dict[str, LoadedModel]) -> LoadedModel:
+    return tiny_models["llama"]
 
 
-@pytest.fixture(scope="session", params=["llama", "gemma3"])
-def tiny(request: pytest.FixtureRequest) -> LoadedModel:
-    loaded = request.getfixturevalue(f"tiny_{request.param}")
-    assert isinstance(loaded, LoadedModel)
-    return loaded
+@pytest.fixture(scope="session")
+def tiny_gemma3(tiny_models: dict[str, LoadedModel]) -> LoadedModel:
+    return tiny_models["gemma3"]
+
+
+@pytest.fixture(scope="session", params=get_args(Arch))
+def tiny(request: pytest.FixtureRequest, tiny_models: dict[str, LoadedModel]) -> LoadedModel:
+    return tiny_models[request.param]
 
 
 @pytest.fixture(scope="session")

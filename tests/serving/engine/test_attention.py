@@ -1,4 +1,4 @@
-"""Attention over our own store equals attention written out, for every kind of head, window and cap."""
+"""Attention over our own pages equals attention written out, for every kind of head, window and cap."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from outrider_serving.engine.attention import TargetPass, UnsupportedAttentionError, attend
-from outrider_serving.engine.kv import SequenceKV
+from outrider_serving.engine.target.attention import UnsupportedAttentionError, attend
+from outrider_serving.engine.target.batch import Piece, pack
+from outrider_serving.engine.target.kv import KVShape, KVStore
+from outrider_serving.engine.target.paged import TorchPass
+from outrider_serving.sampling.proposal import Proposal
 
 
 class Layer(nn.Module):
@@ -50,7 +53,8 @@ def test_any_steps_with_tokens_taken_back(
 ) -> None:
     """Each step runs some tokens and keeps some of them, at least one."""
     generator = torch.Generator().manual_seed(seed)
-    kv = SequenceKV()
+    cpu = torch.device("cpu")
+    store, pages, length = KVStore({0: KVShape(groups[1], 4, 6)}, 80, torch.float64, cpu), list(range(80)), 0
     text = [
         torch.zeros(heads, 0, size, dtype=torch.float64)
         for heads, size in zip((*groups, groups[1]), (4, 4, 6), strict=True)
@@ -60,35 +64,27 @@ def test_any_steps_with_tokens_taken_back(
             torch.randn(part.shape[0], new, part.shape[2], dtype=torch.float64, generator=generator)
             for part in text
         )
+        batch = pack([Piece([0] * new, Proposal(), length, pages, 0)], 1, cpu)
         out, _ = attend(
             Layer(),
             q[None],
             k[None],
             v[None],
             None,
-            target_pass=TargetPass(kv),
+            target_pass=TorchPass(store, batch),
             sliding_window=window,
             softcap=cap,
         )
         whole = [torch.cat([part, more], 1) for part, more in zip(text, (q, k, v), strict=True)]
-        expected = naive(whole[0], whole[1], whole[2], window, cap)[kv.length :]
+        expected = naive(whole[0], whole[1], whole[2], window, cap)[length:]
         torch.testing.assert_close(out[0], expected, rtol=1e-10, atol=1e-12)
         kept = max(1, new - dropped)
-        kv.length += kept
-        text = [part[:, : kv.length] for part in whole]
-
-
-def test_the_store_grows_and_keeps_its_content() -> None:
-    kv = SequenceKV()
-    keys = torch.arange(1000.0).view(1, 1000, 1)
-    for at in range(1000):
-        seen, _ = kv.append(0, keys[:, at : at + 1], keys[:, at : at + 1])
-        kv.length += 1
-    assert torch.equal(seen, keys)
+        length += kept
+        text = [part[:, :length] for part in whole]
 
 
 @pytest.mark.parametrize("how", [{"s_aux": torch.ones(1)}, {"is_causal": False}, {"dropout": 0.1}])
 def test_what_it_does_not_compute_is_refused(how: dict[str, object]) -> None:
     x = torch.ones(1, 1, 1, 4)
     with pytest.raises(UnsupportedAttentionError, match="Layer needs"):
-        attend(Layer(), x, x, x, None, target_pass=TargetPass(SequenceKV()), **how)  # type: ignore[arg-type]
+        attend(Layer(), x, x, x, None, target_pass=None, **how)  # type: ignore[arg-type]

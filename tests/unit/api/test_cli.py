@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from outrider_serving import cli
+from outrider_serving.engine.options import EngineOptions
+from outrider_serving.flags import make_parser
 from outrider_serving.settings import default_settings
 
 
@@ -41,6 +43,16 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--context-length", "0"], "argument --context-length: '0' is not a whole number of at least 1"),
         (["--max-waiting", "many"], "argument --max-waiting: 'many'"),
         (["--max-running", "0"], "argument --max-running: '0'"),
+        (["--step-tokens", "0"], "argument --step-tokens: '0' is not a whole number of at least 1"),
+        (["--step-tokens", "31"], "--step-tokens 31 must be at least --max-running 32"),
+        (["--page-size", "0"], "argument --page-size: '0' is not a whole number from 1 to 1024"),
+        (["--memory-share", "0"], "argument --memory-share: '0' is not a share (over 0, at most 1)"),
+        (["--memory-share", "1.01"], "argument --memory-share: '1.01'"),
+        (["--memory-share", "nan"], "argument --memory-share: 'nan'"),
+        (["--proposer-memory", "-1"], "argument --proposer-memory: '-1' is not a number of bytes"),
+        (["--proposer-memory", "1.5Gi"], "argument --proposer-memory: '1.5Gi' is not a number of bytes"),
+        (["--proposer-memory", "1GB"], "argument --proposer-memory: '1GB' is not a number of bytes"),
+        (["--step-timeout", "0"], "argument --step-timeout: '0' is not a number of seconds over 0"),
         (["--drain-delay", "nan"], "argument --drain-delay: 'nan' is not a number of seconds"),
         (["--drain-delay", "-1"], "argument --drain-delay"),
         (["--drain-delay", "30"], "--drain-delay 30 must be less than --grace-period 30"),
@@ -80,6 +92,25 @@ def test_a_template_variable_set_to_nothing_is_none(monkeypatch: pytest.MonkeyPa
     assert cli._chat_template(None) is None
     monkeypatch.setenv(cli.TEMPLATE_VARIABLE, "{{ x }}")
     assert cli._chat_template(None) == "{{ x }}"
+
+
+def test_what_the_engine_is_told(model: str) -> None:
+    def told(*arguments: str) -> EngineOptions:
+        return cli._options(make_parser().parse_args(["serve", model, *arguments]))[0].engine
+
+    assert told() == EngineOptions(model)
+    flags = {"--max-waiting": "9", "--max-running": "8", "--step-tokens": "64", "--page-size": "32"}
+    flags |= {"--memory-share": "0.5", "--proposer-memory": "512Mi", "--dtype": "float32"}
+    flags |= {"--revision": "main", "--context-length": "4096"}
+    assert told(*(word for flag in flags.items() for word in flag)) == EngineOptions(
+        model, "main", "float32", 4096, 9, 8, 64, 32, 0.5, 512 * 1024**2
+    )
+    assert [told("--proposer-memory", text).proposer_memory for text in ("0", "5", "3Ki", "2Gi")] == [
+        0,
+        5,
+        3 * 1024,
+        2 * 1024**3,
+    ]
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,16 +49,87 @@ def test_everything_that_is_honoured() -> None:
         max_tokens=3,
         stream=True,
         stream_options={"include_usage": True, "include_obfuscation": False},
-        speculation={"proposer": "ngram", "max_depth": 4},
+        speculation={"proposer": "ngram", "max_depth": 4, "positions": True},
         ignore_eos=True,
         user="u",
         metadata={"workload": "w"},
+        top_k=-1,
+        min_p=0.1,
+        presence_penalty=-2,
+        frequency_penalty=2,
+        repetition_penalty=1.2,
+        logit_bias={"0": -100, "12": 0.5},
+        allowed_token_ids=[3, 4, 3],
+        banned_token_ids=[],
+        stop_token_ids=[7],
+        min_tokens=2,
+        n=16,
+        best_of=16,
+        logprobs=20,
+        echo=True,
+        timeout=0.5,
+        store=False,
+        response_format={"type": "text"},
     )
     assert request.stop == ("a", "b")
+    assert request.logit_bias == ((0, -100.0), (12, 0.5))
+    assert (request.allowed_token_ids, request.stop_token_ids) == ((3, 4), (7,))
+    assert (request.likeliest, request.echo, request.store) == (20, True, False)
+    assert request.speculation.positions
+    assert not request.constrained
     assert request.include_usage
     assert request.speculation.proposer is Method.NGRAM
     assert request.speculation.max_depth == 4
     assert request.limit == 3
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"const": None}}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_object", "json_schema": None}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": SCHEMA, "strict": None},
+            }
+        },
+        {"structured_outputs": {"regex": "a+", "choice": None}},
+        {"structured_outputs": {"choice": ["a", "b"]}, "response_format": {"type": "text"}},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+    ],
+)
+def test_forms(fields: dict[str, Any]) -> None:
+    for request in (completion(**fields), chat(**fields)):
+        assert request.constrained
+
+
+def test_a_schema_keeps_its_nulls() -> None:
+    named = {"name": "a", "schema": SCHEMA}
+    request = chat(response_format={"type": "json_schema", "json_schema": named})
+    assert request.response_format is not None
+    assert request.response_format.json_schema is not None
+    assert request.response_format.json_schema.content == SCHEMA
+    request = chat(structured_outputs={"json": json.dumps(SCHEMA)})
+    assert request.structured_outputs is not None
+    assert request.structured_outputs.content == SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("fields", "likeliest"),
+    [
+        ({}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_logprobs_of_a_chat(fields: dict[str, Any], likeliest: int | None) -> None:
+    assert chat(**fields).likeliest == likeliest
 
 
 def test_null_is_absent() -> None:
@@ -73,6 +144,11 @@ def test_both_names_of_the_chat_limit() -> None:
     assert (chat(max_tokens=3).limit, chat(max_tokens=3).limit_param) == (3, "max_tokens")
     request = chat(max_completion_tokens=4)
     assert (request.limit, request.limit_param) == (4, "max_completion_tokens")
+
+
+@pytest.mark.parametrize("best_of", [None, 1, 3])
+def test_a_best_of_that_asks_for_nothing(best_of: int | None) -> None:
+    assert completion(n=3, best_of=best_of).n == 3
 
 
 def test_text_parts_are_joined_as_they_are() -> None:
@@ -96,8 +172,8 @@ def test_an_answer_can_be_sent_back_as_history() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"n": 1, "frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}},
-        {"best_of": 1, "echo": False, "logprobs": None, "suffix": ""},
+        {"n": 1, "frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}, "store": None},
+        {"echo": False, "logprobs": None, "suffix": ""},
     ],
 )
 def test_neutral_completion_parameters_change_nothing(fields: dict[str, Any]) -> None:
@@ -107,14 +183,8 @@ def test_neutral_completion_parameters_change_nothing(fields: dict[str, Any]) ->
 @pytest.mark.parametrize(
     "fields",
     [
-        {
-            "logprobs": False,
-            "top_logprobs": 0,
-            "tools": [],
-            "tool_choice": "auto",
-            "parallel_tool_calls": True,
-        },
-        {"response_format": {"type": "text"}, "store": False, "modalities": ["text"], "service_tier": "auto"},
+        {"logprobs": False, "top_logprobs": 0, "tools": [], "tool_choice": "auto", "functions": []},
+        {"parallel_tool_calls": True, "modalities": ["text"], "service_tier": "auto", "verbosity": None},
     ],
 )
 def test_neutral_chat_parameters_change_nothing(fields: dict[str, Any]) -> None:
@@ -150,18 +220,59 @@ REFUSED_EVERYWHERE: list[tuple[str, Any, str]] = [
     ("speculation.proposer", "eagle", "'none' or 'ngram'"),
     ("speculation.max_depth", 0, "greater than or equal to 1"),
     ("speculation.max_depth", 65, "less than or equal to 64"),
-    ("speculation.depth", 3, "max_depth, proposer"),
+    ("speculation.depth", 3, "max_depth, positions, proposer"),
+    ("speculation.positions", 1, "boolean"),
     ("user", 7, "string"),
     ("metadata.a", 1, "string"),
     ("metadata", "x", "dictionary"),
     ("metadata", {f"k{number}": 7 for number in range(17)}, "at most 16 entries"),
-    ("n", 2, "1 or null"),
-    ("n", True, "1 or null"),
-    ("frequency_penalty", 0.5, "0 or null"),
-    ("presence_penalty", -1, "0 or null"),
-    ("logit_bias", {"5": 1}, "{} or null"),
-    ("top_k", 5, "Supported are"),
-    ("min_p", None, "Supported are"),
+    ("n", 0, "greater than or equal to 1"),
+    ("n", 17, "less than or equal to 16"),
+    ("n", True, "integer"),
+    ("top_k", -2, "greater than or equal to -1"),
+    ("top_k", 1.5, "integer"),
+    ("min_p", -0.1, "greater than or equal to 0"),
+    ("min_p", 1.1, "less than or equal to 1"),
+    ("frequency_penalty", 2.1, "less than or equal to 2"),
+    ("presence_penalty", -2.1, "greater than or equal to -2"),
+    ("repetition_penalty", 0, "greater than or equal to 0.01"),
+    ("repetition_penalty", 2.1, "less than or equal to 2"),
+    ("logit_bias", [[5, 1]], "object of at most 1024 entries"),
+    ("logit_bias", {str(token): 1 for token in range(1025)}, "at most 1024 entries"),
+    ("logit_bias", {"the": 1}, "token id in decimal"),
+    ("logit_bias", {"05": 1}, "token id in decimal"),
+    ("logit_bias", {"-1": 1}, "token id in decimal"),
+    ("logit_bias", {"\u0665": 1}, "token id in decimal"),
+    ("logit_bias", {"9" * 30: 1}, "token id in decimal"),
+    ("logit_bias", {"5": 100.5}, "from -100 to 100"),
+    ("logit_bias", {"5": True}, "from -100 to 100"),
+    ("logit_bias", {"5": "1"}, "from -100 to 100"),
+    ("allowed_token_ids", [], "at least one"),
+    ("allowed_token_ids", ["a"], "list of token ids"),
+    ("allowed_token_ids", [True], "list of token ids"),
+    ("banned_token_ids", 5, "list of token ids"),
+    ("stop_token_ids", [1.5], "list of token ids"),
+    ("stop_token_ids", [1] * 257, "at most 256"),
+    ("ignore_eos", "no", "boolean"),
+    ("min_tokens", -1, "greater than or equal to 0"),
+    ("timeout", 0, "greater than 0"),
+    ("timeout", "1", "number"),
+    ("store", True, "false or null"),
+    ("store", 0, "false or null"),
+    ("response_format", "json", "object"),
+    ("response_format.type", "grammar", "'json_schema'"),
+    ("response_format.strict", True, "json_schema, type"),
+    ("response_format", {"type": "json_schema"}, "must come together"),
+    ("response_format", {"type": "text", "json_schema": {"name": "a", "schema": {}}}, "must come together"),
+    ("structured_outputs", {}, "exactly one"),
+    ("structured_outputs", {"regex": "a", "choice": ["a"]}, "exactly one"),
+    ("structured_outputs", {"regex": None}, "exactly one"),
+    ("structured_outputs.regex", 5, "string"),
+    ("structured_outputs.choice[1]", {"structured_outputs": {"choice": ["a", 5]}}, "string"),
+    ("structured_outputs.json", "[1]", "JSON schema"),
+    ("structured_outputs.json", "{", "JSON schema"),
+    ("structured_outputs.grammar", "root ::= a", "choice, json, regex"),
+    ("guided_regex", "a", "Supported are"),
     ("x" * 500, 1, "Supported are"),
 ]
 REFUSED_IN_COMPLETIONS: list[tuple[str, Any, str]] = [
@@ -174,9 +285,13 @@ REFUSED_IN_COMPLETIONS: list[tuple[str, Any, str]] = [
     ("prompt", [True], "token ids"),
     ("prompt", [1, "a"], "token ids"),
     ("prompt", {"a": 1}, "token ids"),
-    ("best_of", 2, "1 or null"),
-    ("echo", True, "false or null"),
-    ("logprobs", 0, "only null"),
+    ("best_of", 2, "other than n or 1"),
+    ("best_of", "1", "integer"),
+    ("echo", "yes", "boolean"),
+    ("logprobs", -1, "greater than or equal to 0"),
+    ("logprobs", 21, "less than or equal to 20"),
+    ("logprobs", True, "integer"),
+    ("top_logprobs", 1, "Supported are"),
     ("suffix", "x", "null"),
     ("messages", [TURN], "Supported are"),
 ]
@@ -192,11 +307,12 @@ REFUSED_IN_CHAT: list[tuple[str, Any, str]] = [
     ("messages[0].content", [{"role": "user", "content": [{"type": "image_url"}]}], "parts"),
     ("messages[1].name", [TURN, TURN | {"name": "x"}], "Supported are content, role"),
     ("messages[0].tool_calls", [TURN | {"tool_calls": [{"id": "x"}]}], "[] or null"),
-    ("logprobs", True, "false or null"),
+    ("logprobs", 1, "boolean"),
+    ("top_logprobs", 1, "logprobs: true"),
+    ("top_logprobs", 21, "less than or equal to 20"),
+    ("echo", True, "Supported are"),
     ("tools", [{"type": "function"}], "[] or null"),
-    ("response_format", {"type": "json_object"}, '{"type": "text"}'),
     ("reasoning_effort", "high", "only null"),
-    ("store", True, "false or null"),
     ("prompt", "a", "Supported are"),
 ]
 
@@ -214,7 +330,9 @@ def test_refused_in_chat(field: str, value: Any, allowed: str) -> None:
 def _check_refused(parse: Any, field: str, value: Any, allowed: str) -> None:
     name, _, inner = field.partition(".")
     name = name.partition("[")[0]
-    body = {name: {inner: value}} if inner and not isinstance(value, list) else {name: value}
+    body = {name: {inner: value}} if inner and not isinstance(value, list | dict) else {name: value}
+    if isinstance(value, dict) and name in value:
+        body = value
     with pytest.raises(ApiError) as refused:
         parse(body)
     error = refused.value.payload["error"]
@@ -233,6 +351,46 @@ def test_missing_parameters_are_named(missing: str) -> None:
     del body[missing]
     with pytest.raises(ApiError, match=f"{missing}: this parameter is required"):
         parse_completion(body)
+
+
+NAMED = {"name": "a", "schema": {}}
+
+
+@pytest.mark.parametrize(
+    ("named", "param", "allowed"),
+    [
+        ({"name": "a"}, "response_format.json_schema.schema", "required"),
+        (NAMED | {"schema": None}, "response_format.json_schema.schema", "required"),
+        (NAMED | {"schema": 5}, "response_format.json_schema.schema", "JSON schema"),
+        (NAMED | {"name": "a b"}, "response_format.json_schema.name", "pattern"),
+        (NAMED | {"strict": "yes"}, "response_format.json_schema.strict", "boolean"),
+        (NAMED | {"extra": 1}, "response_format.json_schema.extra", "description, name, schema, strict"),
+        ([], "response_format.json_schema", "object"),
+    ],
+)
+def test_a_named_schema_at_fault(named: Any, param: str, allowed: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        chat(response_format={"type": "json_schema", "json_schema": named})
+    assert (refused.value.status, refused.value.param) == (400, param)
+    assert allowed in refused.value.message
+
+
+@pytest.mark.parametrize("form", ["structured_outputs", "response_format"])
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [("min_tokens", 1), ("ignore_eos", True), ("allowed_token_ids", [1]), ("banned_token_ids", [1])],
+)
+def test_a_form_and_another_limit_of_tokens(form: str, param: str, value: Any) -> None:
+    forms = {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}
+    with pytest.raises(ApiError, match=f"{param} cannot be combined with {form}") as refused:
+        completion(**{form: forms[form], param: value})
+    assert refused.value.param == param
+
+
+def test_two_forms() -> None:
+    with pytest.raises(ApiError, match="give one of them") as refused:
+        chat(structured_outputs={"regex": "a"}, response_format={"type": "json_object"})
+    assert refused.value.param == "structured_outputs"
 
 
 def test_contradictions() -> None:
@@ -261,8 +419,13 @@ MEGABYTE = 1 << 20
         (parse_completion, {"prompt": "a", "metadata": {str(n): n for n in range(MEGABYTE // 14)}}),
         (parse_completion, {"prompt": "a", "temperature": [[1] * (MEGABYTE // 2)]}),
         (parse_completion, {"prompt": "a"} | {str(n): n for n in range(MEGABYTE // 14)}),
+        (parse_completion, {"prompt": "a", "logit_bias": {str(n): 1 for n in range(MEGABYTE // 12)}}),
+        (parse_completion, {"prompt": "a", "allowed_token_ids": list(range(MEGABYTE // 7))}),
+        (parse_completion, {"prompt": "a", "structured_outputs": {"choice": [1] * (MEGABYTE // 2)}}),
+        (parse_completion, {"prompt": "a", "structured_outputs": {"choice": ["a"] * (MEGABYTE // 4)}}),
+        (parse_completion, {"prompt": "a", "structured_outputs": {"json": "[" * MEGABYTE}}),
     ],
-    ids=range(13),
+    ids=range(18),
 )
 def test_a_megabyte_does_not_stall_the_event_loop(parse: Any, fields: dict[str, Any]) -> None:
     """A tenth of a second of this thread's own time, of which the slowest needs a third."""
@@ -281,9 +444,7 @@ JSON = st.recursive(
     max_leaves=8,
 )
 NAMES = st.sampled_from(
-    sorted(
-        CompletionRequest.model_fields.keys() | ChatRequest.model_fields.keys() | {"n", "tools", "logprobs"}
-    )
+    sorted(CompletionRequest.model_fields.keys() | ChatRequest.model_fields.keys() | {"tools", "suffix"})
 )
 
 

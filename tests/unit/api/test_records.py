@@ -5,8 +5,8 @@ from itertools import product
 import pytest
 
 from outrider_serving.api.pace import Pace
-from outrider_serving.api.records import Outcome, RequestRecord, Verdict, met
-from outrider_serving.engine.types import Labels, SamplingClass, Usage
+from outrider_serving.api.records import Outcome, RequestRecord, Usage, Verdict, met
+from outrider_serving.engine.types import Labels, SamplingClass
 from outrider_serving.settings import Objective
 
 LIMIT = 100
@@ -44,6 +44,7 @@ def record(outcome: Outcome, limits: Objective | None, ttft: float | None = UNDE
         (Outcome.COMPLETED, UNDER, Verdict.MET),
         (Outcome.COMPLETED, OVER, Verdict.MISSED),
         (Outcome.FAILED, UNDER, Verdict.MISSED),
+        (Outcome.TIMED_OUT, UNDER, Verdict.MISSED),
         (Outcome.REFUSED, None, Verdict.MISSED),
         (Outcome.CANCELLED, UNDER, Verdict.NONE),
     ],
@@ -69,6 +70,14 @@ def test_pace_of_bursts() -> None:
     for now in (11.0, 11.25, 12.25):
         pace.mark(now)
     assert (pace.ttft, pace.tpot(6), pace.max_gap) == (1.0, 0.25, 1.0)
+
+
+def test_pace_of_several_choices_is_by_the_tokens_of_one() -> None:
+    pace = Pace(received=10.0)
+    pace.mark(11.0)
+    pace.mark(13.0)
+    assert pace.tpot(7 / 2) == 0.8
+    assert pace.tpot(3 / 2) is None
 
 
 def test_pace_of_one_burst() -> None:

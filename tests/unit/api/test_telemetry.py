@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider_serving.api.records import Outcome, RequestRecord
+from outrider_serving.api.records import Outcome, RequestRecord, Usage
+from outrider_serving.engine.process.child import Reason
 from outrider_serving.engine.records import RowRecord, StepRecord
-from outrider_serving.engine.types import Labels, SamplingClass, Usage
+from outrider_serving.engine.types import Labels, SamplingClass
 from outrider_serving.settings import Objective
 from outrider_serving.telemetry import TABLE, Kind, Telemetry
 
@@ -99,9 +100,9 @@ def test_the_conventions_histograms(telemetry: Telemetry) -> None:
 def test_a_steps_seconds_are_shared_and_its_tokens_counted(telemetry: Telemetry) -> None:
     other = Labels("other", "completions", SamplingClass.SAMPLED, "stable", 3)
     rows = (
-        RowRecord("a", LABELS, tokens=5, context=9, proposed=4, accepted=2, committed=3),
-        RowRecord("b", other, tokens=1, context=9, proposed=0, accepted=0, committed=1),
-        RowRecord("c", other, tokens=64, context=0, proposed=0, accepted=0, committed=0),
+        RowRecord("a", LABELS, tokens=7, context=9, proposed=6, depth=4, accepted=2, committed=3),
+        RowRecord("b", other, tokens=1, context=9, proposed=0, depth=0, accepted=0, committed=1),
+        RowRecord("c", other, tokens=64, context=0, proposed=0, depth=0, accepted=0, committed=0),
     )
     telemetry.record_step(StepRecord("stable", 3, 0.0, rows, 0, 0.3, 0.6, 0.9, 1.2, proposer_failures=2))
     seconds = "outrider_step_time_seconds_total"
@@ -110,12 +111,39 @@ def test_a_steps_seconds_are_shared_and_its_tokens_counted(telemetry: Telemetry)
     assert value(telemetry, seconds, workload="other") == pytest.approx(2.0)
     assert value(telemetry, "outrider_verification_steps_total", workload="other") == 1
     assert value(telemetry, "outrider_tokens_committed_total") == 4
-    assert value(telemetry, "outrider_tokens_proposed_total", workload="agents") == 4
+    assert value(telemetry, "outrider_tokens_proposed_total", workload="agents") == 6
     assert value(telemetry, "outrider_tokens_accepted_total", workload="agents") == 2
     assert value(telemetry, "outrider_position_proposed_total", position="4") == 1
+    assert value(telemetry, "outrider_position_proposed_total", position="5") == 0
     assert value(telemetry, "outrider_position_accepted_total", position="2") == 1
     assert value(telemetry, "outrider_position_accepted_total", position="3") == 0
     assert value(telemetry, "outrider_proposer_failures_total") == 2
+
+
+def test_reuse_and_preemptions_are_counted(telemetry: Telemetry) -> None:
+    other = Labels("other", "completions", SamplingClass.SAMPLED, "stable", 3)
+    rows = tuple(
+        RowRecord(
+            name, labels, tokens=8, context=0, proposed=0, depth=0, accepted=0, committed=0, reused=reused
+        )
+        for name, labels, reused in (("a", LABELS, 32), ("b", LABELS, 16), ("c", other, 0))
+    )
+    for preemptions in (0, 2):
+        telemetry.record_step(
+            StepRecord("stable", 3, 0.0, rows, 0, 0.1, 0.1, 0.1, 0.1, preemptions=preemptions)
+        )
+    reused = "outrider_prompt_tokens_reused_total"
+    assert value(telemetry, reused, workload="agents", endpoint="chat_completions", arm="stable") == 96
+    assert value(telemetry, reused) == 96
+    assert value(telemetry, "outrider_preemptions_total", arm="stable") == 2
+
+
+def test_restarts_are_counted_by_reason(telemetry: Telemetry) -> None:
+    for reason in (Reason.DIED, Reason.DIED, Reason.STALLED):
+        telemetry.record_restart(reason)
+    restarts = "outrider_engine_restarts_total"
+    counted = [value(telemetry, restarts, reason=reason) for reason in ("died", "stalled", "failed")]
+    assert counted == [2, 1, 0]
 
 
 def test_gauges_are_read_when_asked(telemetry: Telemetry) -> None:
@@ -124,8 +152,11 @@ def test_gauges_are_read_when_asked(telemetry: Telemetry) -> None:
 
 def test_recorded_labels_are_those_of_the_table(telemetry: Telemetry) -> None:
     telemetry.record_request(request(Outcome.REFUSED, ttft=0.2))
-    row = RowRecord("a", LABELS, tokens=5, context=9, proposed=4, accepted=2, committed=3)
-    telemetry.record_step(StepRecord("stable", 3, 0.0, (row,), 0, 0.1, 0.1, 0.1, 0.1, proposer_failures=1))
+    telemetry.record_restart(Reason.DIED)
+    row = RowRecord("a", LABELS, tokens=5, context=9, proposed=4, depth=4, accepted=2, committed=3, reused=1)
+    telemetry.record_step(
+        StepRecord("stable", 3, 0.0, (row,), 0, 0.1, 0.1, 0.1, 0.1, proposer_failures=1, preemptions=1)
+    )
     seen: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(telemetry.exposition().decode()):
         for sample in family.samples:

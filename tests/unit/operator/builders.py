@@ -69,6 +69,20 @@ FULL: Object = {
     "api": {"port": 80, "keysSecretRef": {"name": "tenants"}},
 }
 
+SIZES: Object = {
+    "maxRunning": 48,
+    "maxWaiting": 500,
+    "stepTokens": 1024,
+    "memoryShare": 0.85,
+    "proposerMemory": "1.5Gi",
+}
+"""Fields of spec.engine that say how much it does at once."""
+
+TUNED: Object = MINIMAL | {
+    "engine": SIZES,
+    "requests": {"timeoutSeconds": 90, "speculationOverride": False},
+}
+
 
 def changed(spec: Object, path: str, value: object) -> Object:
     """A copy of a spec with one field set, by its dotted path."""

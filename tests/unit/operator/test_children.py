@@ -5,6 +5,7 @@ OUTRIDER_UPDATE_GOLDEN=1 writes them anew; the difference is then for `git diff`
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +19,11 @@ from outrider_operator.config import OperatorConfig
 from outrider_operator.podspec import PullPolicy
 from outrider_operator.spec import SpeculativeModelSpec
 from outrider_serving.settings import PodSettings
-from unit.operator.builders import CONFIG, FULL, MINIMAL, OWNER, changed
+from unit.operator.builders import CONFIG, FULL, MINIMAL, OWNER, TUNED, changed
 
 GOLDEN = Path(__file__).parent / "golden"
 KINDS = ("ServiceAccount", "ConfigMap", "NetworkPolicy", "Service", "PodDisruptionBudget", "Deployment")
-CASES = {"minimal": MINIMAL, "full": FULL}
+CASES = {"minimal": MINIMAL, "full": FULL, "tuned": TUNED}
 
 
 def build(spec: dict[str, Any], config: OperatorConfig = CONFIG) -> dict[str, dict[str, Any]]:
@@ -53,6 +54,13 @@ def test_settings_file_is_what_a_pod_reads() -> None:
     assert settings.generation == 4
     assert settings.proposer.max_depth == 5
     assert [workload.name for workload in settings.workloads] == ["chat", "batch"]
+    tuned = PodSettings.model_validate_json(build(TUNED)["ConfigMap"]["data"]["settings.json"])
+    assert (tuned.requests.timeout_seconds, tuned.requests.speculation_override) == (90, False)
+
+
+@pytest.mark.parametrize("spec", [MINIMAL, FULL, changed(MINIMAL, "requests", {"speculationOverride": True})])
+def test_a_pod_of_an_earlier_release_can_read_what_limits_no_request(spec: dict[str, Any]) -> None:
+    assert "requests" not in json.loads(build(spec)["ConfigMap"]["data"]["settings.json"])
 
 
 @pytest.mark.parametrize(
@@ -62,6 +70,8 @@ def test_settings_file_is_what_a_pod_reads() -> None:
         ("proposer.method", "none"),
         ("workloads", [{"name": "chat"}]),
         ("objective", {"ttftMilliseconds": 1, "tpotMilliseconds": 1}),
+        ("requests", {"timeoutSeconds": 0.5}),
+        ("requests", {"speculationOverride": False}),
     ],
 )
 def test_what_pods_reread_changes_nothing_but_the_config_map(field: str, value: object) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 import pytest
 
+from outrider_operator.children import deployment
 from outrider_operator.hashes import arm_hash, pod_hash
 from outrider_operator.spec import SpeculativeModelSpec
-from unit.operator.builders import FULL, MINIMAL, changed
+from unit.operator.builders import CONFIG, FULL, MINIMAL, OWNER, changed
 
 NEITHER = [
     ("replicas", 5),
     ("replacement", "inPlace"),
     ("workloads", [{"name": "chat"}]),
     ("objective", {"ttftMilliseconds": 1, "tpotMilliseconds": 1}),
+    ("requests", {"timeoutSeconds": 5}),
+    ("requests", {"speculationOverride": False}),
     ("api.port", 81),
     ("api.keysSecretRef", {"name": "x"}),
 ]
@@ -31,6 +37,11 @@ BOTH = [
     ("engine.runtimeClassName", "nvidia"),
     ("engine.loadSeconds", 60),
     ("engine.env", [{"name": "A", "value": "b"}]),
+    ("engine.maxRunning", 32),
+    ("engine.maxWaiting", 256),
+    ("engine.stepTokens", 512),
+    ("engine.memoryShare", 0.9),
+    ("engine.proposerMemory", "0"),
     ("engine.volumes", [{"name": "v", "mountPath": "/w", "persistentVolumeClaim": {"claimName": "c"}}]),
 ]
 
@@ -68,6 +79,7 @@ def test_operators_image_moves_both() -> None:
 def test_a_default_written_out_is_the_default() -> None:
     written = changed(changed(MINIMAL, "model.dtype", "auto"), "engine.resources", {})
     written = changed(changed(written, "engine.loadSeconds", 1800), "replacement", "surge")
+    written = changed(written, "requests", {"speculationOverride": True})
     assert hashes(changed(written, "proposer", {"method": "ngram", "maxDepth": 8})) == hashes(MINIMAL)
 
 
@@ -75,3 +87,16 @@ def test_values_are_stable_across_versions() -> None:
     """A change here recreates the pods of every user on upgrade: it needs a reason in the changelog."""
     assert hashes(MINIMAL) == ("ff6c028f", "223493ac")
     assert hashes(FULL) == ("b1e18367", "494b4767")
+
+
+@pytest.mark.parametrize(("spec", "digest"), [(MINIMAL, "f0509d64639ee3d3"), (FULL, "2965cafdfa6e25bb")])
+def test_pod_templates_are_stable_across_versions(spec: dict[str, object], digest: str) -> None:
+    """As above. Golden files show what changed, but are written anew too easily to forbid it."""
+    parsed = SpeculativeModelSpec.model_validate(spec)
+    template = deployment(OWNER, parsed, CONFIG)["spec"]["template"]
+    assert hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16] == digest
+
+
+def test_amounts_that_are_the_same_number_are_the_same_value() -> None:
+    whole, written = changed(MINIMAL, "engine.memoryShare", 1), changed(MINIMAL, "engine.memoryShare", 1.0)
+    assert hashes(whole) == hashes(written)

@@ -11,12 +11,13 @@ import pytest
 
 from outrider_operator.observation import Observation
 from outrider_operator.plan import Scale, intent
-from outrider_serving.settings import MAX_COUNT
+from outrider_serving.settings import MAX_COUNT, RequestLimits
 from unit.operator.builders import (
     CONFIG,
     FULL,
     MINIMAL,
     NOW,
+    TUNED,
     changed,
     hash_of,
     live_children,
@@ -65,6 +66,7 @@ def test_nothing_exists() -> None:
 def test_everything_is_as_wanted() -> None:
     assert titles(serving()) == ([], [])
     assert titles(serving(FULL)) == ([], [])
+    assert titles(serving(TUNED)) == ([], [])
 
 
 def test_a_changed_child_is_brought_back() -> None:
@@ -110,6 +112,15 @@ def test_a_new_proposer_gives_the_settings_a_new_generation() -> None:
     deployment = made.applies[1].object
     live = live_children()["Deployment", f"m-{hash_of()}"]
     assert deployment["spec"]["template"] == live["spec"]["template"]
+
+
+@pytest.mark.parametrize("limits", [{"timeoutSeconds": 30}, {"speculationOverride": False}])
+def test_new_limits_of_requests_reach_pods_by_their_settings_alone(limits: Object) -> None:
+    made = plan(seen(live_children(), changed(MINIMAL, "requests", limits)))
+    assert [action.title for action in made.applies] == ["ConfigMap m"]
+    assert made.settings is not None
+    assert made.settings.generation == 2
+    assert made.settings.requests == RequestLimits.model_validate(limits)
 
 
 def test_unchanged_settings_keep_their_generation() -> None:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from outrider_operator.names import served_name
 from outrider_operator.spec import SpeculativeModelSpec
-from unit.operator.builders import FULL, MINIMAL, changed
+from unit.operator.builders import FULL, MINIMAL, TUNED, changed
 
 VOLUME = {"name": "v", "mountPath": "/models", "persistentVolumeClaim": {"claimName": "c"}}
 SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
@@ -71,6 +71,32 @@ REFUSED: list[tuple[str, object, str]] = [
     ),
     ("engine.loadSeconds", 29, "greater than or equal to 30"),
     ("engine.loadSeconds", 86_401, "less than or equal to 86400"),
+    ("engine.maxRunning", 0, "greater than or equal to 1"),
+    ("engine.maxRunning", 65_537, "less than or equal to 65536"),
+    ("engine.maxWaiting", 0, "greater than or equal to 1"),
+    ("engine.maxWaiting", 1_000_001, "less than or equal to 1000000"),
+    ("engine.stepTokens", 0, "greater than or equal to 1"),
+    ("engine.stepTokens", 16_777_217, "less than or equal to 16777216"),
+    ("engine.stepTokens", 1.5, "a valid integer"),
+    (
+        "engine",
+        {"stepTokens": 31, "maxRunning": 32},
+        "each request takes a token in every step (they are 31 and 32)",
+    ),
+    ("engine.memoryShare", 0.04, "greater than or equal to 0.05"),
+    ("engine.memoryShare", 1.01, "less than or equal to 1"),
+    ("engine.memoryShare", "90%", "a valid number"),
+    ("engine.proposerMemory", -1, "should match pattern"),
+    ("engine.proposerMemory", "8 GB", "should match pattern"),
+    ("engine.proposerMemory", "512m", "from 0 to 1Ti, such as 512Mi (it is 512m)"),
+    ("engine.proposerMemory", "1025Gi", "from 0 to 1Ti, such as 512Mi (it is 1025Gi)"),
+    ("engine.proposerMemory", 2**40 + 1, "from 0 to 1Ti, such as 512Mi (it is 1099511627777)"),
+    ("engine.pageSize", 16, "Extra inputs are not permitted"),
+    ("requests", {"timeoutSeconds": 0}, "greater than 0"),
+    ("requests", {"timeoutSeconds": 86_401}, "less than or equal to 86400"),
+    ("requests", {"timeoutSeconds": "a day"}, "a valid number"),
+    ("requests", {"speculationOverride": "perhaps"}, "a valid boolean"),
+    ("requests", {"timeout": 5}, "Extra inputs are not permitted"),
     ("replacement", "recreate", "'surge' or 'inPlace'"),
     ("api.keysSecretRef", {"name": "s", "namespace": "other"}, "Extra inputs are not permitted"),
     ("api.keysSecretRef", {"name": "other/s"}, "should match pattern"),
@@ -91,7 +117,7 @@ def test_token_is_given_once() -> None:
         SpeculativeModelSpec.model_validate(spec)
 
 
-@pytest.mark.parametrize("spec", [MINIMAL, FULL])
+@pytest.mark.parametrize("spec", [MINIMAL, FULL, TUNED])
 def test_accepted_and_written_back_the_same(spec: dict[str, Any]) -> None:
     parsed = SpeculativeModelSpec.model_validate(spec)
     again = parsed.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -103,6 +129,7 @@ def test_defaults() -> None:
     assert (spec.replicas, spec.api.port, spec.model.dtype) == (1, 8000, "auto")
     assert (spec.replacement, spec.engine.load_seconds) == ("surge", 1800)
     assert (spec.proposer.method, spec.proposer.max_depth) == ("ngram", 8)
+    assert (spec.requests.timeout_seconds, spec.requests.speculation_override) == (None, True)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +138,28 @@ def test_defaults() -> None:
 def test_a_path_with_dots_or_beside_the_system_is_accepted(path: str) -> None:
     spec = changed(MINIMAL, "engine.volumes", [VOLUME | {"name": "v" * 50, "mountPath": path}])
     assert SpeculativeModelSpec.model_validate(spec).engine.volumes
+
+
+def test_sizes_of_the_engine_are_its_own_unless_set() -> None:
+    engine = SpeculativeModelSpec.model_validate(MINIMAL).engine
+    assert engine.model_dump(exclude_defaults=True) == {}
+    assert (engine.max_running, engine.step_tokens, engine.memory_share) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"stepTokens": 32, "maxRunning": 32},
+        {"stepTokens": 1},
+        {"memoryShare": 1},
+        {"memoryShare": 0.05},
+        {"proposerMemory": 0},
+        {"proposerMemory": "1Ti"},
+        {"proposerMemory": "1.3Gi"},
+    ],
+)
+def test_sizes_at_their_bounds_are_accepted(sizes: dict[str, Any]) -> None:
+    assert SpeculativeModelSpec.model_validate(changed(MINIMAL, "engine", sizes))
 
 
 def test_settings_of_a_method_may_wait_for_it() -> None:

@@ -334,6 +334,16 @@ class TestSettings:
         assert list(transition_events(status, status)) == []
         assert all(found["type"] != "KeysRefused" for found in status_of(self.seen())["conditions"])
 
+    def test_a_proposer_that_is_not_loaded_has_a_condition_of_its_own(self) -> None:
+        before = status_of(self.seen())
+        why = "proposer ngram needs 3 GiB of memory, but 2 GiB are left of the reserve of 2 GiB for proposers"
+        status = status_of(self.seen(p0=report(2, proposer_error=why)))
+        assert summary(status) == ("True", "Serving")
+        assert condition(status, "ProposerNotLoaded")["message"] == f"pod p0: {why}"
+        (event,) = transition_events(before, status)
+        assert (event.type, event.reason) == ("Warning", "ProposerNotLoaded")
+        assert all(found["type"] != "ProposerNotLoaded" for found in before["conditions"])
+
     def test_unknown_while_no_pod_ever_answered(self) -> None:
         status = status_of(self.seen(p0=PodReport(error="its admin port does not answer: ConnectTimeout")))
         assert summary(status) == ("False", "SettingsUnknown")

@@ -6,20 +6,32 @@ import itertools
 import math
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import integrate, stats
 
-from outrider_serving.sampling.noise import NoiseKey, exponentials
+from outrider_serving.sampling.noise import NoiseKey, _variates, exponentials
 
-CPU = torch.device("cpu")
 ALPHA = 1e-4
 """Level of every statistical test here; seeds are fixed, so a test passes always or never."""
 
 
 def uniforms(key: NoiseKey, n: int) -> np.ndarray:
-    return np.asarray(np.exp(-exponentials(key, n, None, CPU).numpy()))
+    return np.asarray(np.exp(-exponentials([key], torch.arange(n))[0].numpy()))
+
+
+def share_below(e: float) -> float:
+    """The share of words whose variate is below e, by bisection: variates grow with words."""
+    low, high = 0, 2**63
+    while low < high:
+        middle = (low + high) // 2
+        if float(_variates(torch.tensor([middle]))) < e:
+            low = middle + 1
+        else:
+            high = middle
+    return low / 2**63
 
 
 def reference_word(key: tuple[int, ...], token: int) -> int:
@@ -52,16 +64,48 @@ def reference_word(key: tuple[int, ...], token: int) -> int:
 def test_bits_are_those_of_plain_integer_arithmetic(seed: int, choice: int, position: int) -> None:
     key = NoiseKey(seed, choice, position)
     ids = [0, 1, 77, 262_143]
-    words = [reference_word(key, token) >> 11 for token in ids]
-    expected = [-math.log(word * 2.0**-53) if word else math.inf for word in words]
-    found = exponentials(key, 0, torch.tensor(ids), CPU).tolist()
+    values = [(reference_word(key, token) >> 1) * 2.0**-63 + 2.0**-64 for token in ids]
+    expected = [-math.log1p(-min(value, 1 - 2.0**-53)) for value in values]
+    found = exponentials([key], torch.tensor(ids))[0].tolist()
     assert all(math.isclose(a, b, rel_tol=1e-15) for a, b in zip(found, expected, strict=True))
 
 
 def test_a_subset_of_the_tokens_gets_the_same_noise() -> None:
     key = NoiseKey(7, 0, 3)
     ids = torch.tensor([5, 0, 999, 31])
-    assert torch.equal(exponentials(key, 1000, None, CPU)[ids], exponentials(key, 1000, ids, CPU))
+    assert torch.equal(exponentials([key], torch.arange(1000))[:, ids], exponentials([key], ids))
+
+
+def test_positions_of_a_batch_get_the_noise_of_their_own_keys() -> None:
+    keys = [NoiseKey(7, 0, 3), NoiseKey(7, 0, 4), NoiseKey(-1, 2, 0)]
+    ids = torch.tensor([[5, 0, 999], [1, 2, 3], [4, 4, 4]])
+    for batched in (ids, ids[0]):
+        found = exponentials(keys, batched)
+        for row, key in enumerate(keys):
+            own = batched[row] if batched.ndim == 2 else batched
+            assert torch.equal(found[row], exponentials([key], own)[0])
+
+
+def test_variates_are_exponential_far_into_both_tails() -> None:
+    for e in np.logspace(-15, 1.5, 60):
+        assert share_below(e) == pytest.approx(-math.expm1(-e), rel=1e-12, abs=2.0**-63)
+    assert 1 - share_below(36.0) == pytest.approx(math.exp(-36.0), abs=2.0**-53)
+
+
+@pytest.mark.parametrize("p", [0.5, 1e-3, 1e-6, 1e-9, 1e-12])
+def test_a_clock_of_any_rate_rings_first_as_often_as_it_should(p: float) -> None:
+    """The chance that the clock of a token of probability p rings before that of all others together.
+
+    Given that the others' rings at e, it is the share of words with a variate below e p / (1 - p).
+    """
+    chance, _ = integrate.quad(lambda e: np.exp(-e) * share_below(e * p / (1 - p)), 0, 50, limit=200)
+    assert chance == pytest.approx(p, rel=1e-6)
+
+
+def test_variates_are_neither_0_nor_infinite() -> None:
+    least, greatest = _variates(torch.tensor([0, 2**63 - 1])).tolist()
+    assert least == 2.0**-64
+    assert greatest == pytest.approx(53 * math.log(2))
 
 
 def test_seeds_are_taken_modulo_two_to_the_64() -> None:
@@ -78,7 +122,7 @@ def test_values_of_one_token_are_uniform_over_seeds_choices_and_positions() -> N
         ids = torch.tensor([token])
         for vary in range(3):
             keys = (NoiseKey(*(n if part == vary else 3 for part in range(3))) for n in range(4000))
-            values = [float(exponentials(key, 0, ids, CPU)) for key in keys]
+            values = exponentials(list(keys), ids)[:, 0].numpy()
             assert stats.kstest(values, "expon").pvalue > ALPHA
 
 

@@ -1,193 +1,195 @@
-"""Verification is exact: every branch of its draws is followed, and the law of the output is the target's."""
+"""What a verification step commits, row by row; that the law of it is exact is shown in test_exactness."""
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from outrider_serving.engine.types import SamplingParams
-from outrider_serving.sampling.distribution import Distribution, distribution
-from outrider_serving.sampling.noise import NoiseKey
-from outrider_serving.sampling.randomness import Randomness
-from outrider_serving.sampling.verification import coupled_token, verify, verify_coupled, verify_greedy
+from outrider_serving.sampling import verification
+from outrider_serving.sampling.coupling import coupled_token
+from outrider_serving.sampling.distribution import Distribution
+from outrider_serving.sampling.law import NoTokenLeftError, TokenLaw
+from outrider_serving.sampling.proposal import ROOT, Proposal
+from outrider_serving.sampling.randomness import GeneratorRandomness
+from outrider_serving.sampling.verification import Verdict, VerifyRow, proposal_fault, verify
+from unit.sampling.exhaustive import PROMPT, VOCABULARY, RandomTrees
 
-VOCABULARY = 3
-LENGTH = 3
-
-Text = tuple[int, ...]
-Target = Callable[[Text], torch.Tensor]
-"""Logits of the next token, given the text so far."""
-Proposing = Callable[[Text], Text]
+EOS = 9
 
 
-class Branch:
-    """Draws that follow given outcomes, then take the first possible one and note the alternatives."""
-
-    def __init__(self, script: tuple[int, ...]) -> None:
-        self.script = script
-        self.taken: list[int] = []
-        self.weight = 1.0
-        self.alternatives: list[tuple[int, ...]] = []
-
-    def bernoulli(self, p: float) -> bool:
-        return self._draw([1 - p, p]) == 1
-
-    def categorical(self, weights: torch.Tensor) -> int:
-        return self._draw((weights / weights.sum()).tolist())
-
-    def _draw(self, probs: list[float]) -> int:
-        possible = [outcome for outcome, prob in enumerate(probs) if prob > 0]
-        step = len(self.taken)
-        if step < len(self.script):
-            outcome = self.script[step]
-        else:
-            outcome = possible[0]
-            self.alternatives += [(*self.taken, other) for other in possible[1:]]
-        self.taken.append(outcome)
-        self.weight *= probs[outcome]
-        return outcome
+def row(proposal: Proposal, first: int = 0, vocabulary: int = 10, draws: int = 0, **values: Any) -> VerifyRow:
+    law = TokenLaw(SamplingParams(99, **values), PROMPT, vocab_size=vocabulary, ends=frozenset({EOS}))
+    return VerifyRow(law, proposal, first, law.noise, GeneratorRandomness(np.random.default_rng(draws)))
 
 
-def branches(run: Callable[[Randomness], Text]) -> Iterator[tuple[Text, float]]:
-    """Every result of `run` with its probability."""
-    todo: list[tuple[int, ...]] = [()]
-    while todo:
-        branch = Branch(todo.pop())
-        yield run(branch), branch.weight
-        todo += branch.alternatives
+def greedy(proposal: Proposal, best: Sequence[int], **values: Any) -> Verdict | Exception:
+    """Verify greedily where the target's best tokens are these, after the text and after each node."""
+    return verify([row(proposal, temperature=0.0, **values)], torch.eye(10)[list(best)])[0]
 
 
-def generate(target: Target, proposing: Proposing, params: SamplingParams, draws: Randomness) -> Text:
-    """Speculative decoding of LENGTH tokens, as the step loop does it."""
-    text: Text = ()
-    while len(text) < LENGTH:
-        proposal = proposing(text)
-        logits = torch.stack([target(text + proposal[:n]) for n in range(len(proposal) + 1)])
-        verdict = verify(logits, proposal, params, position=len(text), randomness=draws)
-        assert verdict.tokens[: verdict.accepted] == proposal[: verdict.accepted]
-        assert len(verdict.tokens) == verdict.accepted + 1
-        text += verdict.tokens
-    return text[:LENGTH]
+class TestGreedy:
+    # The tree, by node: 0 and 1 follow the text; 2 and 3 follow 1; 4 follows 0.
+    tree = Proposal((4, 5, 6, 7, 8), (ROOT, ROOT, 1, 1, 0))
+
+    def test_a_chain_is_kept_while_it_is_what_the_target_takes(self) -> None:
+        assert greedy(Proposal.chain((4, 2, 3)), (4, 2, 0, 1)) == Verdict((0, 1), (4, 2, 0))
+        assert greedy(Proposal.chain((4, 2, 0)), (4, 2, 0, 1)) == Verdict((0, 1, 2), (4, 2, 0, 1))
+        assert greedy(Proposal.chain((1,)), (4, 2)) == Verdict((), (4,))
+        assert greedy(Proposal(), (4,)) == Verdict((), (4,))
+
+    def test_a_tree_is_walked_down_the_branch_that_the_target_takes(self) -> None:
+        assert greedy(self.tree, (5, 0, 7, 0, 3, 0)) == Verdict((1, 3), (5, 7, 3))
+        assert greedy(self.tree, (4, 8, 0, 0, 0, 2)) == Verdict((0, 4), (4, 8, 2))
+        assert greedy(self.tree, (5, 0, 1, 0, 0, 0)) == Verdict((1,), (5, 1))
+        assert greedy(self.tree, (8, 0, 0, 0, 0, 0)) == Verdict((), (8,))
+
+    def test_nothing_follows_a_token_that_ends_the_request(self) -> None:
+        ended = greedy(Proposal.chain((4, EOS, 3)), (4, EOS, 3, 1))
+        assert ended == Verdict((0, 1), (4, EOS))
+        assert greedy(Proposal.chain((4, 3)), (4, EOS, 1)) == Verdict((0,), (4, EOS))
+
+    def test_an_ending_token_is_not_accepted_before_min_tokens(self) -> None:
+        proposal = Proposal.chain((4, EOS, 3))
+        best = torch.eye(10)[[4, EOS, EOS, EOS]] + torch.eye(10)[[4, 2, 2, 2]] / 2
+        assert verify([row(proposal, temperature=0.0, min_tokens=2)], best) == [Verdict((0,), (4, 2))]
+        assert verify([row(proposal, temperature=0.0, min_tokens=1)], best) == [Verdict((0, 1), (4, EOS))]
+
+    def test_a_frequency_penalty_ends_an_accepted_run_where_it_would_end_without_proposals(self) -> None:
+        logits = torch.zeros(7, 10)
+        logits[:, 3] = 5.0
+        run = row(Proposal.chain((3,) * 6), temperature=0.0, frequency_penalty=2.0)
+        assert verify([run], logits) == [Verdict((0, 1, 2), (3, 3, 3, 0))]
+
+    def test_a_negative_frequency_penalty_keeps_a_run_going(self) -> None:
+        logits = torch.zeros(7, 10)
+        logits[0, 3], logits[:, 4] = 3.0, 2.5
+        run = row(Proposal.chain((3,) * 6), temperature=0.0, frequency_penalty=-2.0)
+        assert verify([run], logits) == [Verdict((0,), (3, 4))]
+        logits[1:, 4] = 1.5
+        assert verify([run], logits) == [Verdict((0, 1, 2, 3, 4, 5), (3,) * 7)]
+
+    def test_a_bias_against_the_proposers_favourite_refuses_it(self) -> None:
+        assert greedy(Proposal.chain((4, 4)), (4, 4, 4), logit_bias=((4, -100.0),)) == Verdict((), (0,))
+
+    def test_rows_that_nothing_edits_cost_one_argmax(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls: list[tuple[int, ...]] = []
+        argmax = torch.Tensor.argmax
+
+        def counted(logits: torch.Tensor, *args: Any) -> torch.Tensor:
+            calls.append(tuple(logits.shape))
+            return argmax(logits, *args)
+
+        def none(*_: Any) -> Any:
+            raise AssertionError("plain greedy rows need no law")
+
+        monkeypatch.setattr(torch.Tensor, "argmax", counted)
+        monkeypatch.setattr(verification, "best", none)
+        monkeypatch.setattr(verification, "distributions", none)
+        rows = [row(Proposal.chain((4, 2)), first, temperature=0.0) for first in (0, 4, 9)]
+        assert len(verify(rows, torch.eye(10)[[4, 2, 0] * 4])) == 3
+        assert calls == [(9, 10)]
 
 
-def random_target(seed: int, spread: float) -> Target:
-    """Fixed random logits for each text; every third has a certain token."""
-
-    def target(text: Text) -> torch.Tensor:
-        rng = np.random.default_rng([seed, *(token + 1 for token in text)])
-        logits = rng.normal(scale=spread, size=VOCABULARY)
-        if rng.random() < 1 / 3:
-            logits[rng.integers(VOCABULARY)] += 1e4
-        return torch.tensor(logits)
-
-    return target
-
-
-def random_proposing(seed: int) -> Proposing:
-    """A fixed function of the text so far: zero to three tokens."""
-
-    def proposing(text: Text) -> Text:
-        rng = np.random.default_rng([seed, 99, *(token + 1 for token in text)])
-        return tuple(rng.integers(VOCABULARY, size=rng.integers(4)).tolist())
-
-    return proposing
-
-
-def law_of_target(target: Target, params: SamplingParams) -> dict[Text, float]:
-    law: dict[Text, float] = {}
-    for text in itertools.product(range(VOCABULARY), repeat=LENGTH):
-        prob = 1.0
-        for n, token in enumerate(text):
-            prob *= distribution(target(text[:n]), params.temperature, params.top_p).prob(token)
-        law[text] = prob
-    return law
+def random_rows(seed: int) -> tuple[list[VerifyRow], torch.Tensor]:
+    """Rows of every way to verify, with trees, somewhere among the logits."""
+    rng = np.random.default_rng(seed)
+    rows, first = [], 0
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.0, "presence_penalty": 1.0},
+        {"seed": 3},
+        {"seed": 4, "top_p": 0.8},
+        {},
+        {"top_k": 2, "frequency_penalty": 0.5},
+        {"logit_bias": ((1, 2.0),), "banned_token_ids": (2,)},
+    ]
+    for n in rng.integers(len(kinds), size=8).tolist():
+        draws = GeneratorRandomness(np.random.default_rng([seed, first]))
+        drawn = 1.0 if rng.random() < 0.5 else 0.0
+        proposal = RandomTrees(seed, nodes=5, drawn=drawn)((n,), draws)
+        first += int(rng.integers(2))
+        rows.append(row(proposal, first, VOCABULARY, draws=first, **kinds[n]))
+        first += 1 + len(proposal)
+    return rows, torch.from_numpy(rng.normal(size=(first + 1, VOCABULARY)))
 
 
-@given(
-    seed=st.integers(0, 10**6),
-    spread=st.sampled_from([0.3, 1.0, 4.0]),
-    temperature=st.sampled_from([0.5, 1.0, 1.7]),
-    top_p=st.sampled_from([0.5, 0.8, 0.95, 1.0]),
+@given(seed=st.integers(0, 10**6))
+def test_rows_of_a_batch_do_not_influence_each_other(seed: int) -> None:
+    rows, logits = random_rows(seed)
+    together = verify(rows, logits)
+    alone, _ = random_rows(seed)
+    assert together == [verify([each], logits)[0] for each in alone]
+
+
+def test_a_large_batch_is_verified_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [verify(*random_rows(seed)) for seed in range(20)]
+    monkeypatch.setattr(verification, "_ELEMENTS_AT_ONCE", 3 * VOCABULARY)
+    assert [verify(*random_rows(seed)) for seed in range(20)] == whole
+
+
+def test_a_row_that_fails_fails_alone() -> None:
+    broken = Distribution(torch.tensor([7]), torch.ones(1, dtype=torch.float64))
+    rows = [
+        row(Proposal.chain((4,)), 0, seed=1),
+        row(Proposal.chain((4,)), 0, allowed_token_ids=(EOS,), min_tokens=1, seed=1),
+        row(Proposal.chain((4,)), 0, allowed_token_ids=(EOS,), min_tokens=1, temperature=0.0),
+        row(Proposal.chain((4,), (broken,)), 0),
+        row(Proposal.chain((4,)), 0, allowed_token_ids=(4, EOS), min_tokens=1, temperature=0.0),
+        row(Proposal.chain((4,)), 0),
+    ]
+    verdicts = verify(rows, torch.zeros(2, 10))
+    kinds = [Verdict, NoTokenLeftError, NoTokenLeftError, ZeroDivisionError, Verdict, Verdict]
+    assert [type(verdict) for verdict in verdicts] == kinds
+    fresh = row(Proposal.chain((4,)), 0, seed=1)
+    assert verdicts[0] == verify([fresh], torch.zeros(2, 10))[0]
+
+
+def test_nothing_to_verify_is_no_error() -> None:
+    assert verify([], torch.zeros(3, 10)) == []
+
+
+def test_coupled_keeps_a_sampled_proposal_that_took_the_same_noise() -> None:
+    logits = torch.zeros(4, 50)
+    asked = row(Proposal(), vocabulary=50, seed=3)
+    assert asked.noise is not None
+    noise = [asked.noise._replace(position=n) for n in range(4)]
+    truth = [coupled_token(asked.law.distribution(logits[0]), key) for key in noise]
+    assert len(set(truth)) > 1
+    kept = row(Proposal.chain(truth[:3]), vocabulary=50, seed=3)
+    assert verify([kept], logits) == [Verdict((0, 1, 2), tuple(truth))]
+    wrong = Proposal.chain((truth[0], (truth[1] + 1) % 50, truth[2]))
+    assert verify([row(wrong, vocabulary=50, seed=3)], logits) == [Verdict((0,), tuple(truth[:2]))]
+
+
+def whole(*probs: float) -> Distribution:
+    return Distribution(None, torch.tensor(probs, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("proposal", "fault"),
+    [
+        (Proposal((1, 2), (ROOT,)), "2 tokens, 1 parents, 0 distributions"),
+        (Proposal.chain((1, 2), (None,)), "2 tokens, 2 parents, 1 distributions"),
+        (Proposal((1, 2), (1, ROOT)), "a node comes before its parent"),
+        (Proposal((1,), (-2,)), "a node comes before its parent"),
+        (Proposal.chain((1, 3)), "a token outside the vocabulary of 3"),
+        (Proposal.chain((-1,)), "a token outside the vocabulary of 3"),
+        (Proposal((1, 2, 1), (ROOT, ROOT, ROOT)), "two siblings of the same token"),
+        (Proposal.chain((1,), (whole(0.5, 0.5),)), "a distribution of the wrong size"),
+        (Proposal.chain((1,), (whole(0.5, 0.0, 0.5),)), "a token that its distribution cannot have drawn"),
+        (Proposal.chain((1,), (whole(0.5, float("nan"), 0.5),)), "a token that its distribution"),
+        (Proposal(), None),
+        (Proposal((1, 2, 1), (ROOT, ROOT, 0)), None),
+        (Proposal.chain((1, 0), (None, whole(0.5, 0.0, 0.5))), None),
+    ],
 )
-def test_rejection_leaves_the_law_of_the_output_unchanged(
-    seed: int, spread: float, temperature: float, top_p: float
-) -> None:
-    params = SamplingParams(max_tokens=LENGTH, temperature=temperature, top_p=top_p)
-    target, proposing = random_target(seed, spread), random_proposing(seed)
-    law: dict[Text, float] = defaultdict(float)
-    for text, weight in branches(lambda draws: generate(target, proposing, params, draws)):
-        law[text] += weight
-    expected = law_of_target(target, params)
-    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
-    assert max(abs(law[text] - expected[text]) for text in expected) < 1e-9
-
-
-@given(seed=st.integers(0, 10**6), noise=st.integers(0, 2**64), top_p=st.sampled_from([0.6, 1.0]))
-def test_coupled_output_does_not_depend_on_proposals(seed: int, noise: int, top_p: float) -> None:
-    params = SamplingParams(max_tokens=LENGTH, temperature=0.9, top_p=top_p, seed=noise)
-    target = random_target(seed, 1.0)
-    no_draws = Branch(())
-    plain = generate(target, lambda _: (), params, no_draws)
-    for proposer in range(10):
-        assert generate(target, random_proposing(proposer), params, no_draws) == plain
-    assert not no_draws.taken
-
-
-def test_coupled_tokens_have_the_law_of_the_target() -> None:
-    """Chi-square of two positions' joint law over 4,000 fixed seeds, plain and with proposals."""
-    target = random_target(5, 1.0)
-    n = 4000
-    expected = law_of_target(target, SamplingParams(max_tokens=LENGTH))
-    for proposing in (lambda _: (), random_proposing(1)):
-        counts: dict[Text, int] = defaultdict(int)
-        for seed in range(n):
-            counts[generate(target, proposing, SamplingParams(LENGTH, seed=seed), Branch(()))] += 1
-        likely = [text for text, prob in expected.items() if prob * n >= 5]
-        observed = [counts[text] for text in likely]
-        wanted = [expected[text] * n for text in likely]
-        rest = (n - sum(observed), n - sum(wanted))
-        assert stats.chisquare([*observed, rest[0] + 1], [*wanted, rest[1] + 1]).pvalue > 1e-3
-
-
-def test_coupled_tokens_of_another_choice_differ() -> None:
-    p = Distribution(None, torch.full((1000,), 1e-3, dtype=torch.float64))
-    tokens = {coupled_token(p, NoiseKey(1, choice, 0)) for choice in range(20)}
-    assert len(tokens) > 15
-
-
-def test_coupled_keeps_the_proposal_up_to_the_first_difference() -> None:
-    p = Distribution(None, torch.full((50,), 0.02, dtype=torch.float64))
-    key = NoiseKey(3, 0, 10)
-    truth = tuple(coupled_token(p, key._replace(position=10 + n)) for n in range(4))
-    assert verify_coupled(lambda _: p, truth[:3], key).tokens == truth
-    wrong = (truth[0], (truth[1] + 1) % 50, truth[2])
-    verdict = verify_coupled(lambda _: p, wrong, key)
-    assert (verdict.accepted, verdict.tokens) == (1, truth[:2])
-
-
-def test_greedy_keeps_the_longest_run_of_argmaxes() -> None:
-    logits = torch.eye(5)[[4, 2, 0, 1]]
-    assert verify_greedy(logits, (4, 2, 3)).tokens == (4, 2, 0)
-    assert verify_greedy(logits, (4, 2, 0)) == verify_greedy(logits, [4, 2, 0])
-    assert verify_greedy(logits, (4, 2, 0)).accepted == 3
-    assert verify_greedy(logits[:1], ()).tokens == (4,)
-
-
-def test_distributions_are_only_made_where_they_are_needed() -> None:
-    asked: list[int] = []
-    p = Distribution(None, torch.tensor([1.0, 0.0], dtype=torch.float64))
-
-    def law(n: int) -> Distribution:
-        asked.append(n)
-        return p
-
-    assert verify_coupled(law, (0, 1, 0), NoiseKey(0, 0, 0)).tokens == (0, 0)
-    assert asked == [0, 1]
+def test_an_impossible_proposal_is_found(proposal: Proposal, fault: str | None) -> None:
+    found = proposal_fault(proposal, 3)
+    assert found is None if fault is None else found is not None and found.startswith(fault)

@@ -81,6 +81,8 @@ def test_a_workload_without_an_objective_takes_the_default() -> None:
         ),
         ({"arms": {"stable": {"proposer": {"method": "magic"}}}}, "'none' or 'ngram'"),
         ({"arms": {"stable": {"proposer": {"maxDepth": 65}}}}, "less than or equal to 64"),
+        ({"requests": {"timeoutSeconds": 0}}, "greater than 0"),
+        ({"requests": {"timeout": 1}}, "Extra inputs are not permitted"),
     ],
 )
 def test_a_bad_file_is_refused_with_words_that_name_the_field(changes: dict[str, Any], words: str) -> None:
@@ -104,6 +106,13 @@ def test_settings_of_a_method_may_wait_while_another_is_in_force() -> None:
     proposer = Proposer.model_validate({"method": "none", "ngram": {"minMatch": 2}})
     assert proposer.ngram is not None
     assert proposer.ngram.min_match == 2
+
+
+def test_a_pod_of_an_earlier_release_can_read_settings_that_limit_no_request() -> None:
+    settings = PodSettings.model_validate(document())
+    assert "requests" not in settings.model_dump(by_alias=True)
+    limited = PodSettings.model_validate(document(requests={"timeoutSeconds": 5}))
+    assert PodSettings.model_validate_json(limited.model_dump_json(by_alias=True)) == limited
 
 
 def test_an_operator_understands_a_newer_pod() -> None:

@@ -1,0 +1,99 @@
+"""Runs two sides in interleaved pairs until their ratio is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from outrider_serving.bench.pairs import Estimate, Rule, a_first, estimate, wants_more
+from outrider_serving.bench.results import Difference, Run, Summary, first_difference, summarise
+from outrider_serving.bench.sides import Side, alone
+from outrider_serving.bench.workloads import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One run of each side, right after one another; `a_first` says in which order."""
+
+    a: Run
+    b: Run
+    a_first: bool
+
+    @property
+    def ratio(self) -> float:
+        """A's speed by B's."""
+        return self.a.speed / self.b.speed
+
+
+@dataclass(frozen=True, slots=True)
+class Equality:
+    """Whether both sides generated the same.
+
+    Attributes:
+        pairs: how many pairs were looked at.
+        different: in how many of them the outputs differed.
+        first: where, in the first such pair.
+    """
+
+    pairs: int
+    different: int
+    first: Difference | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A workload on both sides.
+
+    Attributes:
+        pairs: in the order in which they ran; at least 2.
+        equality: None where outputs may differ, since they are drawn anew each time.
+    """
+
+    job: Job
+    a: str
+    b: str
+    pairs: tuple[Pair, ...]
+    equality: Equality | None
+
+    @property
+    def ratios(self) -> list[float]:
+        """A's speed by B's, of each pair."""
+        return [pair.ratio for pair in self.pairs]
+
+    @property
+    def estimate(self) -> Estimate:
+        """What the pairs say."""
+        return estimate(self.ratios)
+
+    @property
+    def summaries(self) -> tuple[Summary, Summary]:
+        """Figures of A and of B."""
+        return summarise([pair.a for pair in self.pairs]), summarise([pair.b for pair in self.pairs])
+
+
+def compare(a: Side, b: Side, job: Job, rule: Rule) -> Comparison:
+    """Measure one workload: a run of each side to warm up, then pairs until the rule is content.
+
+    Raises:
+        BenchError: a side could not do its work.
+    """
+    for side in (a, b):
+        alone(partial(side.run, job))
+    pairs: list[Pair] = []
+    while wants_more([pair.ratio for pair in pairs], rule):
+        pairs.append(_measure(a, b, job, a_first(len(pairs))))
+    equality = _equality(pairs) if job.sampling.repeats else None
+    return Comparison(job, a.name, b.name, tuple(pairs), equality)
+
+
+def _measure(a: Side, b: Side, job: Job, a_goes_first: bool) -> Pair:
+    first, second = (a, b) if a_goes_first else (b, a)
+    one, other = alone(partial(first.run, job)), alone(partial(second.run, job))
+    return Pair(one, other, a_first=True) if a_goes_first else Pair(other, one, a_first=False)
+
+
+def _equality(pairs: Sequence[Pair]) -> Equality:
+    found = [first_difference(pair.a, pair.b) for pair in pairs]
+    differences = [difference for difference in found if difference is not None]
+    return Equality(len(pairs), len(differences), differences[0] if differences else None)

@@ -1,0 +1,191 @@
+"""A side that is a server with OpenAI's API: streams of /v1/completions, measured from here. No torch."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from outrider_serving.bench.results import BenchError, Run, Stream
+from outrider_serving.bench.sides import check_lengths
+from outrider_serving.bench.workloads import Job
+
+TIMEOUT_SECONDS = 600.0
+"""Longest silence of a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server.
+
+    Attributes:
+        address: scheme, host, port and perhaps the path that comes before /v1.
+        key: sent as a bearer token; None for none.
+    """
+
+    address: SplitResult
+    key: str | None = None
+
+    def __str__(self) -> str:
+        return self.address.geturl()
+
+
+def parse_address(text: str) -> SplitResult:
+    """The address of a server, with or without the /v1 that clients are given.
+
+    Raises:
+        ValueError: it is none; the message says what is allowed.
+    """
+    address = urlsplit(text.removesuffix("/").removesuffix("/v1"))
+    try:
+        usable = address.scheme in ("http", "https") and address.hostname and address.port != 0
+    except ValueError:  # the port is not a number in range
+        usable = False
+    if not usable or address.query or address.fragment or address.username:
+        raise ValueError(f"{text!r} is not an address as http://HOST:PORT")
+    return address
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What of a response has come so far."""
+
+    texts: list[str] = field(default_factory=list)
+    arrivals: list[float] = field(default_factory=list)
+    usage: dict[str, Any] | None = None
+
+    def add(self, chunk: dict[str, Any], seconds: float) -> None:
+        """Take note of a chunk that came so long after the start."""
+        text = "".join(choice["text"] for choice in chunk.get("choices", ()))
+        if text:
+            self.texts.append(text)
+            self.arrivals.append(seconds)
+        self.usage = chunk.get("usage") or self.usage
+
+    def stream(self) -> Stream:
+        """All of it; ValueError where the usage or all text is missing."""
+        if self.usage is None or not self.arrivals:
+            raise ValueError("the stream has no usage" if self.arrivals else "the stream has no text")
+        speculation = self.usage.get("speculation") or {}
+        return Stream(
+            "".join(self.texts),
+            int(self.usage["completion_tokens"]),
+            tuple(self.arrivals),
+            speculation.get("proposed_tokens"),
+            speculation.get("accepted_tokens"),
+        )
+
+
+class HttpSide:
+    """A server; the model is the first one that it names."""
+
+    def __init__(self, name: str, endpoint: Endpoint) -> None:
+        """Ask the server for its model.
+
+        Raises:
+            BenchError: it cannot be reached, or names none.
+        """
+        self.name = name
+        self._endpoint = endpoint
+        self.model = self._first_model()
+
+    def run(self, job: Job) -> Run:
+        """See `Side.run`: one connection for each request, all of them made before the first request."""
+        where = f"{self.name}, workload {job.workload.name}"
+        try:
+            connections = [self._connect() for _ in job.workload.prompts]
+            start = time.perf_counter()
+            with ThreadPoolExecutor(max_workers=len(connections)) as pool:
+                ask = partial(self._ask, job, start)
+                streams = tuple(pool.map(ask, range(len(connections)), connections))
+        except (OSError, HTTPException) as error:
+            raise BenchError(f"{where}: {self._endpoint}: {error or type(error).__name__}") from error
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise BenchError(f"{where}: {self._endpoint} is not understood: {error}") from error
+        return check_lengths(Run(streams), job, self.name)
+
+    def close(self) -> None:
+        """See `Side.close`: there is nothing to give back."""
+
+    def _ask(self, job: Job, start: float, number: int, connection: HTTPConnection) -> Stream:
+        """One request, to the end of its stream."""
+        answer = _Answer()
+        with closing(connection):
+            body = json.dumps(_body(self.model, job, number)).encode()
+            response = self._response(connection, "POST", "/v1/completions", body)
+            for event in _events(response):
+                seconds = time.perf_counter() - start
+                chunk = json.loads(event)
+                if "error" in chunk:
+                    raise BenchError(f"{self.name} ({self._endpoint}): {json.dumps(chunk['error'])[:400]}")
+                answer.add(chunk, seconds)
+        return answer.stream()
+
+    def _first_model(self) -> str:
+        try:
+            with closing(self._connect()) as connection:
+                listed = json.loads(self._response(connection, "GET", "/v1/models").read())
+            return str(listed["data"][0]["id"])
+        except (OSError, HTTPException) as error:
+            raise BenchError(f"{self.name}: {self._endpoint} cannot be reached: {error}") from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise BenchError(f"{self.name}: {self._endpoint} names no model in /v1/models") from error
+
+    def _connect(self) -> HTTPConnection:
+        address = self._endpoint.address
+        kind = HTTPSConnection if address.scheme == "https" else HTTPConnection
+        connection = kind(address.hostname or "", address.port, timeout=TIMEOUT_SECONDS)
+        connection.connect()
+        return connection
+
+    def _response(
+        self, connection: HTTPConnection, method: str, path: str, body: bytes | None = None
+    ) -> HTTPResponse:
+        """The response to a request; BenchError where its status is not 200."""
+        headers = {"Content-Type": "application/json"}
+        if self._endpoint.key is not None:
+            headers["Authorization"] = f"Bearer {self._endpoint.key}"
+        connection.request(method, self._endpoint.address.path + path, body, headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            said = response.read(400).decode(errors="replace")
+            raise BenchError(f"{self.name}: {self._endpoint}{path} answered {response.status}: {said}")
+        return response
+
+
+def _body(model: str, job: Job, number: int) -> dict[str, Any]:
+    """The request of this index. It is not to be stored: our server then reads its prompt anew."""
+    sampling = job.sampling
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": job.workload.prompts[number],
+        "max_tokens": job.tokens,
+        "temperature": sampling.temperature,
+        "ignore_eos": True,
+        "store": False,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if sampling.temperature > 0:
+        body["top_p"] = sampling.top_p
+    if (seed := sampling.seed_of(number)) is not None:
+        body["seed"] = seed
+    return body
+
+
+def _events(response: HTTPResponse) -> Iterator[str]:
+    """The data of each event of a stream; ValueError where it ends before its last one."""
+    for line in response:
+        if line.startswith(b"data:"):
+            data = line.removeprefix(b"data:").strip().decode()
+            if data == "[DONE]":
+                return
+            yield data
+    raise ValueError("the stream has ended without [DONE]")

@@ -1,0 +1,104 @@
+"""What is generated: prompts by name, alone or several at once. No torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+
+MOST_STREAMS = 1024
+
+_LIST = "apple pear plum cherry grape mango kiwi lemon lime melon"
+_CODE_CHARACTERS, _AGAIN_CHARACTERS = 1800, 200
+
+ALLOWED = (
+    f"open, repeat or code, several at once as open:8, or batch8 for open and repeat in turn (at most "
+    f"{MOST_STREAMS} at once)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests that arrive at once: one for each prompt."""
+
+    name: str
+    prompts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: see `SamplingParams`.
+        seed: of the first stream, the next one has the next; None draws anew each time.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+
+    @property
+    def repeats(self) -> bool:
+        """The same request gives the same output each time, but for near ties."""
+        return self.temperature == 0 or self.seed is not None
+
+    def seed_of(self, stream: int) -> int | None:
+        """The seed of a request by its index."""
+        return None if self.seed is None else self.seed + stream
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A workload and what is asked of it.
+
+    Attributes:
+        tokens: that each request generates, whatever ends of sequence come.
+    """
+
+    workload: Workload
+    tokens: int
+    sampling: Sampling = Sampling()
+
+
+def parse_workload(text: str) -> Workload:
+    """A workload by its name: PROMPT, PROMPT:STREAMS or batchSTREAMS.
+
+    Raises:
+        ValueError: there is none; the message says what is allowed.
+    """
+    single = re.fullmatch(r"(open|repeat|code)(?::([1-9]\d{0,3}))?", text, re.ASCII)
+    mixed = re.fullmatch(r"batch([1-9]\d{0,3})", text, re.ASCII)
+    if single is not None:
+        names, streams = [single[1]], int(single[2] or 1)
+    elif mixed is not None:
+        names, streams = ["open", "repeat"], int(mixed[1])
+    else:
+        raise ValueError(f"{text!r} is not a workload: {ALLOWED}")
+    if streams > MOST_STREAMS:
+        raise ValueError(f"{text!r} has {streams} streams: at most {MOST_STREAMS}")
+    prompts = [prompt(name) for name in names]
+    return Workload(text, tuple(islice(cycle(prompts), streams)))
+
+
+def prompt(name: str) -> str:
+    """The text of a prompt.
+
+    * *open*: nothing to copy, so hardly a proposal of an n-gram is accepted.
+    * *repeat*: a list given twice and begun again; what follows has been there.
+    * *code*: 2,000 characters of source, the last 200 of which are its beginning again.
+    """
+    match name:
+        case "open":
+            return "The history of the Roman Empire begins with"
+        case "repeat":
+            return f"Rewrite the list in the same order.\nList: {_LIST}\nList: {_LIST}\nList:"
+        case "code":
+            # Of the standard library, so that it need not be shipped: it depends on the version of Python.
+            source = Path(os.__file__).read_text(encoding="utf-8")[:_CODE_CHARACTERS]
+            return f"{source}\n\n# The same code again:\n{source[:_AGAIN_CHARACTERS]}"
+        case _:
+            raise ValueError(f"{name!r} is not a prompt: open, repeat or code")

@@ -1,0 +1,57 @@
+"""From options to an engine that has generated its first tokens."""
+
+from __future__ import annotations
+
+from outrider_serving.engine.core import EngineCore
+from outrider_serving.engine.options import EngineOptions
+from outrider_serving.engine.schedule.scheduler import EngineLimits
+from outrider_serving.engine.target.memory import CapacityError, divide, total_bytes
+from outrider_serving.models.errors import ModelError
+from outrider_serving.models.loading import LoadedModel, load_model
+from outrider_serving.settings import PodSettings
+
+
+def build_core(options: EngineOptions, settings: PodSettings) -> tuple[LoadedModel, EngineCore, EngineLimits]:
+    """Load the model, divide the memory, and warm up; takes seconds to minutes.
+
+    Raises:
+        ModelError: the model cannot be served as asked; the message says why and what is allowed.
+        EngineError: the engine could not generate.
+    """
+    loaded = load_model(
+        options.model,
+        revision=options.revision,
+        dtype=options.dtype,
+        context_length=options.context_length,
+    )
+    device = loaded.model.device
+    try:
+        capacity = divide(
+            total_bytes(device),
+            options.memory_share_on(device.type),
+            weight_bytes(loaded),
+            options.proposer_memory,
+            shapes=loaded.kv_shapes.values(),
+            dtype=loaded.model.dtype,
+            page_size=options.page_size,
+            context_length=loaded.context_length,
+            max_running=options.max_running,
+        )
+    except CapacityError as error:
+        raise ModelError(f"model {options.model}: {error}") from error
+    limits = EngineLimits(
+        pages=capacity.pages,
+        page_size=options.page_size,
+        max_running=options.max_running,
+        max_waiting=options.max_waiting,
+        step_tokens=options.step_tokens_on(device.type),
+    )
+    core = EngineCore(loaded, settings, limits, proposer_bytes=capacity.proposer_bytes)
+    core.warm_up()
+    return loaded, core, limits
+
+
+def weight_bytes(loaded: LoadedModel) -> int:
+    """Memory of the model's parameters and buffers; shared ones count once."""
+    tensors = [*loaded.model.parameters(), *loaded.model.buffers()]
+    return sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())

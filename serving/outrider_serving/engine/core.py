@@ -1,0 +1,229 @@
+"""The engine: requests in, deltas out, one step at a time, in one thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from outrider_serving.engine.active import Active
+from outrider_serving.engine.grammars import Grammars
+from outrider_serving.engine.loop import StepOutput, Stepper
+from outrider_serving.engine.records import PageCounts
+from outrider_serving.engine.residence import Build, Grant
+from outrider_serving.engine.schedule.scheduler import EngineLimits, Scheduler
+from outrider_serving.engine.speculation import Speculation
+from outrider_serving.engine.target.kv import KVStore
+from outrider_serving.engine.target.memory import Reserve
+from outrider_serving.engine.target.runner import ModelRunner
+from outrider_serving.engine.types import (
+    EngineError,
+    Labels,
+    QueueFullError,
+    Request,
+    SamplingClass,
+    SamplingParams,
+)
+from outrider_serving.models.loading import LoadedModel
+from outrider_serving.proposers.registry import build_proposer
+from outrider_serving.sampling.law import TokenLaw
+from outrider_serving.sampling.matcher import Matcher
+from outrider_serving.sampling.randomness import GeneratorRandomness, Randomness
+from outrider_serving.settings import OTHER_WORKLOAD, PodSettings
+
+Draws = Callable[[Request], tuple[Randomness, Randomness]]
+"""Makes a request's two sources: what verification draws from, and what proposals are drawn from."""
+
+
+_PATIENCE = 0.01
+"""Seconds that a step without other work waits for a grammar."""
+
+
+class EngineCore:
+    """Generates completions; speculation changes how fast, never what. One thread calls everything here."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        settings: PodSettings,
+        limits: EngineLimits,
+        *,
+        proposer_bytes: int = 0,
+        build: Build = build_proposer,
+        draws: Draws = lambda _: (GeneratorRandomness(), GeneratorRandomness()),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take the memory of the pages.
+
+        Args:
+            loaded: the target and its tokenizer.
+            settings: those in force until `set_settings`.
+            limits: pages, and what takes part in a step.
+            proposer_bytes: reserve of memory for proposers.
+            build: makes a proposer from its settings; None from the method that proposes nothing.
+            draws: see `Draws`.
+            clock: what deadlines are measured by, in seconds.
+        """
+        self._loaded = loaded
+        self._settings = settings
+        self._draws = draws
+        self._active: dict[str, Active] = {}
+        self._grammars = Grammars(loaded)
+        self._limits = limits
+        model, slots = loaded.model, limits.pages * limits.page_size
+        self._scheduler = Scheduler(limits)
+        self._reserve = Reserve(proposer_bytes)
+        self._speculation = Speculation(
+            Grant(model, loaded.vocab_size, self._scheduler.pool, self._reserve),
+            vocab_size=loaded.vocab_size,
+            build=build,
+            clock=clock,
+        )
+        runner = ModelRunner(model, KVStore(loaded.kv_shapes, slots, model.dtype, model.device))
+        self._stepper = Stepper(self._scheduler, self._speculation, runner, model.device, clock)
+
+    @property
+    def running(self) -> int:
+        """Requests that have begun and not ended."""
+        return self._scheduler.running
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have not begun, or were preempted."""
+        return self._scheduler.waiting
+
+    @property
+    def busy(self) -> bool:
+        """There are requests, so a step does something."""
+        return bool(self._active or self._grammars)
+
+    @property
+    def pages(self) -> PageCounts:
+        """Pages of keys and values now."""
+        pool = self._scheduler.pool
+        return PageCounts(total=pool.total, held=pool.held, cached=pool.cached)
+
+    @property
+    def settings(self) -> PodSettings:
+        """The settings in force from the next step on."""
+        return self._settings
+
+    @property
+    def proposer_trouble(self) -> str | None:
+        """Why a proposer that the settings name is not loaded; None where all are."""
+        return self._speculation.trouble
+
+    @property
+    def proposer_free(self) -> int:
+        """Bytes of the reserve for proposers that none holds."""
+        return self._reserve.left
+
+    def set_settings(self, settings: PodSettings) -> None:
+        """Put other settings in force from the next step on; running requests go on."""
+        self._settings = settings
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; one with a grammar as soon as that is compiled.
+
+        Raises:
+            ValueError: it cannot be served: the prompt is empty, holds an unknown token, or leaves no room
+                for max_tokens; the grammar is malformed.
+            QueueFullError: too many requests wait.
+        """
+        self._check(request)
+        if request.params.grammar is None:
+            self._enter(request, None)
+        elif len(self._grammars) >= self._limits.max_waiting:
+            raise QueueFullError(len(self._grammars), self._limits.max_waiting)
+        else:
+            self._grammars.begin(request)
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request at the next step; one that has ended is no error."""
+        if request_id in self._active:
+            self._scheduler.cancel(request_id)
+        elif request_id in self._grammars:
+            self._grammars.cancel(request_id)
+
+    def step(self) -> StepOutput:
+        """One step of all requests.
+
+        Raises:
+            Exception: the engine is broken for good; requests are as they were.
+        """
+        refused = self._enter_compiled()
+        output = self._stepper.step(self._settings, self._active)
+        output = replace(output, failures=(*refused, *output.failures))
+        for request_id in [
+            *(delta.request_id for delta in output.deltas if delta.finish_reason is not None),
+            *(request_id for request_id, _ in output.failures),
+            *output.cancelled,
+        ]:
+            self._active.pop(request_id, None)
+        return output
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._speculation.close()
+        self._grammars.close()
+
+    def warm_up(self) -> None:
+        """Generate two real tokens.
+
+        Raises:
+            EngineError: they could not be generated.
+        """
+        bos = self._loaded.tokenizer.bos_token_id
+        params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+        labels = Labels(
+            workload=OTHER_WORKLOAD,
+            endpoint="warm_up",
+            sampling_class=SamplingClass.GREEDY,
+            arm=self._settings.in_force,
+            generation=self._settings.generation,
+        )
+        prompt = (bos if isinstance(bos, int) else 0,)
+        self.submit(Request("warm-up", prompt, params, labels, private=True))
+        while self.busy:
+            for _, error in self.step().failures:
+                raise error
+
+    def _check(self, request: Request) -> None:
+        prompt, limit = request.prompt, self._loaded.context_length
+        if request.id in self._active or request.id in self._grammars:
+            raise ValueError(f"there is a request {request.id} already")
+        if not prompt:
+            raise ValueError("the prompt has no tokens")
+        if min(prompt) < 0 or max(prompt) >= self._loaded.vocab_size:
+            raise ValueError(f"prompt tokens must be from 0 to {self._loaded.vocab_size - 1}")
+        if request.params.max_tokens < 1 or len(prompt) + request.params.max_tokens > limit:
+            raise ValueError(
+                f"prompt ({len(prompt)} tokens) and max_tokens ({request.params.max_tokens}, at least 1) "
+                f"exceed the context length ({limit})"
+            )
+
+    def _enter(self, request: Request, constraint: Matcher | None) -> None:
+        sequence = self._scheduler.submit(request, self._loaded.eos_token_ids)
+        law = TokenLaw(
+            request.params,
+            request.prompt,
+            vocab_size=self._loaded.vocab_size,
+            ends=sequence.ends,
+            constraint=constraint,
+        )
+        self._speculation.expect(request, self._settings)
+        verifying, proposing = self._draws(request)
+        self._active[request.id] = Active(sequence, law, verifying, proposing)
+
+    def _enter_compiled(self) -> list[tuple[str, EngineError]]:
+        """Queue the requests whose grammar is compiled; without other work, wait a moment for one."""
+        refused: list[tuple[str, EngineError]] = []
+        if self._grammars:
+            for request, matcher in self._grammars.ready(0.0 if self._active else _PATIENCE):
+                try:
+                    if isinstance(matcher, EngineError):
+                        raise matcher
+                    self._enter(request, matcher)
+                except EngineError as error:
+                    refused.append((request.id, error))
+        return refused

@@ -1,0 +1,292 @@
+"""The engine as the API sees it: requests go to a process of its own, which is replaced when it dies.
+
+When the process has died, everything in flight ends with EngineClosedError and a new process is started, at
+first after a second, then after twice as long each time, up to a minute; one that was ready for a minute
+puts that back. Meanwhile requests are refused, and `unready` says why. A new process does not answer for
+requests of an earlier one: a text of which a part has been read cannot be generated again.
+
+A pod's restart would help with nothing that a new process does not, and costs the API's own state. Only after
+MAX_SHORT_LIVES processes in a row that died before they were ready for a minute does `failure` ask for
+one: then it is the last thing that has not been tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import TypeVar
+
+from outrider_serving import logs
+from outrider_serving.engine.options import EngineOptions
+from outrider_serving.engine.process.child import DEFAULT_PATIENCE, Child, Ending, Patience, Reason
+from outrider_serving.engine.process.protocol import (
+    Cancel,
+    ModelInfo,
+    Ready,
+    Refused,
+    SetSettings,
+    Start,
+    Stepped,
+    Submit,
+    ToApi,
+)
+from outrider_serving.engine.records import StepRecord
+from outrider_serving.engine.types import Delta, EngineClosedError, EngineError, Request
+from outrider_serving.models.errors import ModelError
+from outrider_serving.settings import PodSettings
+
+logger = logging.getLogger(__name__)
+
+FACTORY = "outrider_serving.engine.process.launch:launch"
+
+HEALTHY_SECONDS = 60.0
+"""A process that was ready for so long was a good one."""
+
+FIRST_DELAY_SECONDS = 1.0
+MAX_DELAY_SECONDS = 60.0
+MAX_SHORT_LIVES = 5
+
+LOADING = "the model is loading"
+CLOSING = "the engine is shutting down"
+
+Stream = asyncio.Queue[Delta | Exception]
+
+Told = TypeVar("Told")
+
+
+class EngineClient:
+    """An engine in a process of its own. Belongs to the event loop; its figures may be read by any thread."""
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        settings: PodSettings,
+        *,
+        factory: str = FACTORY,
+        patience: Patience = DEFAULT_PATIENCE,
+        on_ready: Callable[[ModelInfo], None] = lambda _: None,
+        on_step: Callable[[StepRecord], None] = lambda _: None,
+        on_end: Callable[[Ending], None] = lambda _: None,
+    ) -> None:
+        """An engine that does nothing before `start`.
+
+        Args:
+            options: what it is to be.
+            settings: those in force until `set_settings`.
+            factory: "module:function" of an `engine.process.main.Factory`; both processes can import it.
+            patience: with a process that does not move.
+            on_ready: is told of every process that is ready, the first one included.
+            on_step: gets the record of every step.
+            on_end: is told of every process that has ended and is to be replaced.
+        """
+        self._options = options
+        self._settings = settings
+        self._factory = factory
+        self._patience = patience
+        self._on_ready = on_ready
+        self._on_step = on_step
+        self._on_end = on_end
+        self._streams: dict[str, Stream] = {}
+        self._child: Child | None = None
+        self._model: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
+        self._supervisor: asyncio.Task[None] | None = None
+        self._ready_since: float | None = None
+        self._short_lives = 0
+        self._running = 0
+        self._lost = False
+        self._proposer_trouble: str | None = None
+        self.unready: str | None = LOADING
+        """Why requests are refused now, None while they are not."""
+
+    @property
+    def running(self) -> int:
+        """Requests that take part in steps."""
+        return min(self._running, len(self._streams))
+
+    @property
+    def waiting(self) -> int:
+        """Requests that do not yet."""
+        return len(self._streams) - self.running
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine's process, None while there is none."""
+        return self._child.pid if self._child else None
+
+    @property
+    def proposer_trouble(self) -> str | None:
+        """Why a proposer that the settings name was not loaded in the last step, None where all were."""
+        return self._proposer_trouble
+
+    @property
+    def failure(self) -> str | None:
+        """Why this process should be replaced as well, None while there is hope without it."""
+        hopeless = self._lost or self._short_lives >= MAX_SHORT_LIVES
+        return self.unready if hopeless else None
+
+    async def start(self) -> ModelInfo:
+        """Start the process and wait until it has loaded the model; once. `close` cancels it.
+
+        Raises:
+            ModelError: the model cannot be served as asked.
+            EngineError: the process ended for another reason.
+        """
+        self._supervisor = asyncio.create_task(self._supervise())
+        return await asyncio.shield(self._model)
+
+    async def close(self) -> None:
+        """End the process; what is in flight ends with EngineClosedError. May be called at any time."""
+        self.unready = CLOSING
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait((self._supervisor,))
+        self._fail(CLOSING)
+        self._model.cancel()
+
+    def set_settings(self, settings: PodSettings) -> None:
+        """Put other settings in force from the next step on; running requests go on."""
+        self._settings = settings
+        if self._child is not None:
+            self._child.send(SetSettings(settings))
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        """Generate a completion; nothing happens before the first delta is asked for.
+
+        Ending the iteration early (break, cancellation, `aclose`) cancels the request. Deltas that are not
+        read wait here, and hold nothing up.
+
+        Raises:
+            ValueError: the request cannot be served as asked, or its id is in use.
+            QueueFullError: too many requests wait.
+            DeadlineError: its deadline passed.
+            EngineClosedError: the engine is not ready, or has ended.
+            EngineError: the request failed inside the engine.
+        """
+        stream = self._open(request)
+        try:
+            finished = False
+            while not finished:
+                item = await stream.get()
+                if isinstance(item, Exception):
+                    raise item
+                finished = item.finish_reason is not None
+                yield item
+        finally:
+            # A stream that has ended is not among them any more, and another may have its id by now.
+            if self._streams.get(request.id) is stream:
+                del self._streams[request.id]
+                if self._child is not None:
+                    self._child.send(Cancel(request.id))
+
+    def _open(self, request: Request) -> Stream:
+        if self.unready is not None or self._child is None:
+            raise EngineClosedError(self.unready)
+        if request.id in self._streams:
+            raise ValueError(f"the request id {request.id!r} is in use")
+        stream = self._streams[request.id] = Stream()
+        self._child.send(Submit(request))
+        return stream
+
+    async def _supervise(self) -> None:
+        """Keep a process alive until cancelled; the first one has to become ready."""
+        while True:
+            ending = await self._live()
+            if not self._model.done():
+                self._model.set_exception(
+                    EngineError(f"the engine's process {ending.what}")
+                    if ending.refused is None
+                    else ModelError(ending.refused)
+                )
+                return
+            delay = self._bury(ending)
+            if ending.lost:
+                self._lost = True
+                return
+            await asyncio.sleep(delay)
+
+    async def _live(self) -> Ending:
+        """One process from its start to its end."""
+        level = logging.getLevelName(logging.getLogger().level).lower()
+        try:
+            self._child = await Child.spawn()
+            logs.event(logger, "the engine's process has started", pid=self.pid)
+            self._child.send(Start(self._factory, self._options, self._settings, level))
+            return await self._child.run(self._hear, self._patience)
+        except Exception as error:
+            logger.exception("the engine's process cannot be kept")
+            return Ending(Reason.FAILED, f"cannot be kept: {type(error).__name__}: {error}")
+        finally:
+            self._child = None
+
+    def _hear(self, message: ToApi) -> None:
+        match message:
+            case Stepped(record, deltas, failures, running, trouble):
+                self._running, self._proposer_trouble = running, trouble
+                for delta in deltas:
+                    self._hand_over(delta.request_id, delta, last=delta.finish_reason is not None)
+                for request_id, error in failures:
+                    self._hand_over(request_id, error, last=True)
+                if record is not None:
+                    _tell(self._on_step, record)
+            case Refused(request_id, error):
+                self._hand_over(request_id, error, last=True)
+            case Ready(model):
+                self._become_ready(model)
+
+    def _hand_over(self, request_id: str, item: Delta | Exception, *, last: bool) -> None:
+        stream = self._streams.get(request_id)
+        if stream is None:  # its reader has gone
+            return
+        if last:
+            del self._streams[request_id]
+        stream.put_nowait(item)
+
+    def _become_ready(self, model: ModelInfo) -> None:
+        # Whatever "main" or a directory may hold by then: a later process serves the same model.
+        self._options = dataclasses.replace(self._options, revision=model.revision)
+        self._ready_since = time.monotonic()
+        self.unready = None
+        logs.event(logger, "the engine is ready", pages=model.pages, page_size=model.page_size)
+        _tell(self._on_ready, model)
+        if not self._model.done():
+            self._model.set_result(model)
+
+    def _bury(self, ending: Ending) -> float:
+        """Account for a process that has ended; the seconds until the next one is started."""
+        since, self._ready_since = self._ready_since, None
+        healthy = since is not None and time.monotonic() - since >= HEALTHY_SECONDS
+        self._short_lives = 0 if healthy else self._short_lives + 1
+        delay = min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** max(0, self._short_lives - 1))
+        self._running, self._proposer_trouble = 0, None
+        self.unready = f"the engine's process {ending.what}" + (
+            "" if ending.lost else ", and is being restarted"
+        )
+        self._fail(self.unready)
+        logs.event(
+            logger,
+            "the engine's process has ended",
+            logging.ERROR,
+            reason=ending.reason,
+            what=ending.what,
+            short_lives=self._short_lives,
+            next_in=None if ending.lost else delay,
+        )
+        _tell(self._on_end, ending)
+        return delay
+
+    def _fail(self, why: str) -> None:
+        """End everything in flight."""
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.put_nowait(EngineClosedError(why))
+
+
+def _tell(listener: Callable[[Told], None], what: Told) -> None:
+    """Whoever listens cannot harm a request."""
+    try:
+        listener(what)
+    except Exception:
+        logger.exception("a listener of the engine raised")

@@ -1,0 +1,24 @@
+"""What the engine's process runs: the real core, with the libraries' words in our log."""
+
+from __future__ import annotations
+
+from transformers.utils import logging as transformers_logging
+
+from outrider_serving.engine.build import build_core
+from outrider_serving.engine.core import EngineCore
+from outrider_serving.engine.options import EngineOptions
+from outrider_serving.engine.process.protocol import ModelInfo, describe
+from outrider_serving.settings import PodSettings
+
+
+def launch(options: EngineOptions, settings: PodSettings) -> tuple[EngineCore, ModelInfo]:
+    """Load and warm up; takes seconds to minutes.
+
+    Raises:
+        ModelError: the model cannot be served as asked.
+        EngineError: the engine could not generate.
+    """
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()
+    loaded, core, limits = build_core(options, settings)
+    return core, describe(loaded, pages=limits.pages, page_size=limits.page_size)

@@ -1,0 +1,273 @@
+"""The engine's process, `python -m outrider_serving.engine.process.main FD`: the step loop behind a socket.
+
+The main thread builds the core and runs its steps; it waits for messages only while there is nothing to do. A
+reader and a writer thread keep the socket away from it, so neither a slow API nor a large message holds a
+step. It is the only thread that runs torch for long: torch keeps workers for each thread that does, and they
+would stand in each other's way.
+
+The process ends when the other end of its socket closes, when its parent dies, or when a step fails as a
+whole; a new one is `engine.process.client`'s to start.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+from outrider_serving import logs
+from outrider_serving.engine.options import EngineOptions
+from outrider_serving.engine.process.cpus import cpu_quota
+from outrider_serving.engine.process.protocol import (
+    BEAT_SECONDS,
+    Beat,
+    Broken,
+    Cancel,
+    ModelInfo,
+    Ready,
+    Refused,
+    SetSettings,
+    Start,
+    Stepped,
+    Submit,
+    ToApi,
+    ToEngine,
+    encode,
+    receive,
+)
+from outrider_serving.engine.records import StepRecord
+from outrider_serving.engine.types import Delta, EngineError, Request
+from outrider_serving.models.errors import ModelError
+from outrider_serving.settings import PodSettings
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_SECONDS = 5.0
+"""How long the reason of the end may take to be written."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class StepOutput(Protocol):
+    """What one step of the core did; see `protocol.Stepped`."""
+
+    @property
+    def record(self) -> StepRecord | None:
+        """What is reported of it."""
+        ...
+
+    @property
+    def deltas(self) -> tuple[Delta, ...]:
+        """What it added to which request."""
+        ...
+
+    @property
+    def failures(self) -> tuple[tuple[str, EngineError], ...]:
+        """Requests that ended with an error."""
+        ...
+
+
+class Core(Protocol):
+    """What runs here, called by the main thread only."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do something."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """Requests that take part in steps."""
+        ...
+
+    @property
+    def proposer_trouble(self) -> str | None:
+        """Why a proposer that the settings name is not loaded, None where all are."""
+        ...
+
+    def submit(self, request: Request) -> None:
+        """Take a request; raises ValueError or EngineError where it cannot be taken."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """Nobody reads this request any more; it may have ended already."""
+        ...
+
+    def set_settings(self, settings: PodSettings) -> None:
+        """Put settings in force from the next step on."""
+        ...
+
+    def step(self) -> StepOutput:
+        """Run one step; whatever it raises is the end of the process."""
+        ...
+
+
+Factory = Callable[[EngineOptions, PodSettings], tuple[Core, ModelInfo]]
+"""Builds a core that has generated a token; raises ModelError where it cannot be as asked."""
+
+Say = Callable[[ToApi], None]
+
+
+class Loop:
+    """The main thread's work.
+
+    Attributes:
+        occupied: it is not waiting for a message; read by other threads.
+    """
+
+    def __init__(self, core: Core, inbox: queue.SimpleQueue[ToEngine], say: Say) -> None:
+        self._core = core
+        self._inbox = inbox
+        self._say = say
+        self.occupied = False
+
+    def run(self) -> NoReturn:
+        """Take messages and step, until something is raised."""
+        while True:
+            if not self._core.busy:
+                self.occupied = False
+                message = self._inbox.get()
+                self.occupied = True
+                self._take(message)
+            for _ in range(self._inbox.qsize()):
+                self._take(self._inbox.get())
+            if self._core.busy:
+                done, core = self._core.step(), self._core
+                self._say(
+                    Stepped(done.record, done.deltas, done.failures, core.running, core.proposer_trouble)
+                )
+
+    def _take(self, message: ToEngine) -> None:
+        match message:
+            case Submit(request):
+                try:
+                    self._core.submit(request)
+                except (ValueError, EngineError) as error:
+                    self._say(Refused(request.id, error))
+            case Cancel(request_id):
+                self._core.cancel(request_id)
+            case SetSettings(settings):
+                self._core.set_settings(settings)
+            case Start():
+                raise ValueError("started twice")
+
+
+def main(descriptor: int) -> NoReturn:
+    """Be the engine at the other end of a socket; ends the process."""
+    _die_with_parent()
+    connection = socket.socket(fileno=descriptor)
+    start = receive(connection)
+    assert isinstance(start, Start)
+    logs.configure(start.log_level)
+    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+    writer = _Writer(connection)
+    writer.start()
+    threading.Thread(target=_read, args=(connection, inbox), name="reader", daemon=True).start()
+    try:
+        core, model = _build(start)
+        writer.say(Ready(model))
+        del model
+        # What is there now stays: no garbage collection needs to walk through it between two steps.
+        gc.freeze()
+        loop = writer.loop = Loop(core, inbox, writer.say)
+        loop.run()
+    except ModelError as error:
+        writer.say(Broken(str(error), refused=True))
+    except BaseException as error:
+        logger.exception("the engine has failed")
+        writer.say(Broken(f"{type(error).__name__}: {error}"))
+    writer.end()
+    _exit(1)
+
+
+def _build(start: Start) -> tuple[Core, ModelInfo]:
+    """Import the factory and let it work; what it imports reads these variables."""
+    # Progress bars would break the lines of the log.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    quota = cpu_quota()
+    if quota is not None and quota < len(os.sched_getaffinity(0)):
+        # torch counts the machine's cores; threads beyond the container's would wait for each other.
+        os.environ.setdefault("OMP_NUM_THREADS", str(quota))
+    module, _, name = start.factory.partition(":")
+    factory: Factory = getattr(importlib.import_module(module), name)
+    return factory(start.options, start.settings)
+
+
+class _Writer(threading.Thread):
+    """Sends what the engine says, and a beat when it is silent.
+
+    Attributes:
+        loop: what the beats tell of; None while the core is built.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(name="writer", daemon=True)
+        self._connection = connection
+        self._outbox: queue.SimpleQueue[ToApi | None] = queue.SimpleQueue()
+        self.loop: Loop | None = None
+
+    def say(self, message: ToApi) -> None:
+        """Send this next; never blocks."""
+        self._outbox.put(message)
+
+    def end(self) -> None:
+        """Return when everything is sent, or will not be."""
+        self._outbox.put(None)
+        self.join(LAST_WORDS_SECONDS)
+
+    def run(self) -> None:
+        """The thread."""
+        try:
+            while (message := self._next()) is not None:
+                self._connection.sendall(encode(message))
+        except OSError:  # the API is gone
+            _exit(0)
+        except BaseException:
+            logger.exception("the engine cannot say what it has done")
+            _exit(1)
+
+    def _next(self) -> ToApi | None:
+        try:
+            return self._outbox.get(timeout=BEAT_SECONDS)
+        except queue.Empty:
+            return Beat(occupied=self.loop is not None and self.loop.occupied)
+
+
+def _read(connection: socket.socket, inbox: queue.SimpleQueue[Any]) -> None:
+    """The reader thread: what comes goes to the main thread; the end of it is the end of the process."""
+    try:
+        while True:
+            inbox.put(receive(connection))
+    except (EOFError, OSError):
+        _exit(0)
+    except BaseException:
+        logger.exception("the engine cannot understand what it is told")
+        _exit(1)
+
+
+def _die_with_parent() -> None:
+    """Be killed when the parent dies, even while stopped: the closing socket alone would not reach us then.
+
+    The kernel looks at the thread that started this process, which has to live as long as its process.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _exit(status: int) -> NoReturn:
+    """End without taking the interpreter down, which beside torch takes seconds, or crashes."""
+    logging.shutdown()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,196 @@
+"""One proposer's life in the engine: memory, loading, what it knows of each request, failures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+
+from transformers import PreTrainedModel
+
+from outrider_serving.engine.schedule.pages import PagePool
+from outrider_serving.engine.schedule.sequence import Sequence as Running
+from outrider_serving.engine.target.kv import KVStore
+from outrider_serving.engine.target.memory import ProposerMemoryError, Reserve
+from outrider_serving.proposers.base import Began, Event, Needs, Proposer, Surroundings
+from outrider_serving.settings import Proposer as ProposerSettings
+
+Build = Callable[[ProposerSettings], Proposer | None]
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 64.0
+"""Seconds from a failure to the next try to load; each further one doubles them, a long calm resets them."""
+
+_marks = count(1)
+
+
+class Grant:
+    """Gives proposers memory of the reserve, and layers of keys and values in the target's pages."""
+
+    def __init__(self, target: PreTrainedModel, vocab_size: int, pool: PagePool, reserve: Reserve) -> None:
+        """Take the target, its pages, and the reserve."""
+        self._target = target
+        self._vocab_size = vocab_size
+        self._pool = pool
+        self._reserve = reserve
+
+    def take(self, holder: str, proposer: Proposer, name: str) -> Surroundings:
+        """Memory for a proposer, under the name `holder`; `name` is for the message of an error.
+
+        Raises:
+            ProposerMemoryError: weights and layers do not fit into what is left of the reserve.
+        """
+        shapes, dtype = dict(enumerate(proposer.needs.kv_layers)), self._target.dtype
+        slots = self._pool.total * self._pool.page_size
+        layers = slots * sum(shape.bytes_per_token(dtype) for shape in shapes.values())
+        self._reserve.take(holder, proposer.memory_bytes + layers, name)
+        device = self._target.device
+        return Surroundings(
+            target=self._target,
+            vocab_size=self._vocab_size,
+            device=device,
+            dtype=dtype,
+            page_size=self._pool.page_size,
+            kv=KVStore(shapes, slots, dtype, device).pairs,
+        )
+
+    def unmark(self, mark: str) -> None:
+        """The keys and values that pages are marked with are no longer there."""
+        self._pool.drop_mark(mark)
+
+    def give_back(self, holder: str) -> None:
+        """The memory is free again."""
+        self._reserve.give_back(holder)
+
+
+class Residence:
+    """Belongs to the thread of the step loop; a heavy proposer loads in a thread of its own meanwhile.
+
+    Attributes:
+        name: names the settings that it was made for.
+        settings: these.
+        proposer: the loaded proposer; None while there is none, and for the method that proposes nothing.
+        trouble: why it is not loaded; None while nothing is wrong.
+    """
+
+    def __init__(
+        self, name: str, settings: ProposerSettings, build: Build, grant: Grant, clock: Callable[[], float]
+    ) -> None:
+        """Nothing is loaded before `advance`."""
+        self.name = name
+        self.settings = settings
+        self.proposer: Proposer | None = None
+        self.trouble: str | None = None
+        self._build = build
+        self._grant = grant
+        self._clock = clock
+        self._loading: tuple[Proposer, Future[None]] | None = None
+        self._mark = ""
+        self._missing: dict[str, int] = {}
+        self._pause = 0.0
+        self._failed_at = -math.inf
+        self._retry_at = -math.inf
+
+    @property
+    def needs(self) -> Needs:
+        """What the loaded proposer wants of the target."""
+        return self.proposer.needs if self.proposer is not None else Needs()
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """What pages are marked with that hold the loaded proposer's own keys and values."""
+        return frozenset([self._mark] if self.needs.kv_layers else [])
+
+    def knows(self, request_id: str) -> bool:
+        """It may be asked about a request: it was told of it, and lacks no keys and values of its own."""
+        return request_id in self._missing and not self.sits_out(request_id)
+
+    def sits_out(self, request_id: str) -> bool:
+        """It lacks keys and values of its own for a request, and does not get them any more."""
+        return bool(self.needs.kv_layers) and self._missing.get(request_id, 0) > 0
+
+    def advance(self, running: Iterable[Running]) -> None:
+        """Load what is to be loaded by now; tell a proposer that is ready of the requests that run.
+
+        Raises:
+            ProposerMemoryError: it does not fit.
+            Exception: whatever the proposer raised.
+        """
+        if self._loading is not None:
+            proposer, loading = self._loading
+            if loading.done():
+                self._loading = None
+                self._enter(proposer, running, loading.result)
+        elif self.proposer is None and self._clock() >= self._retry_at:
+            self._load(running)
+
+    def beginning(self, sequence: Running) -> Began:
+        """The event of a request that begins, with what is known of its pages."""
+        reused = sequence.computed
+        missing = 0 if self.marks and self.marks <= sequence.hit_marks else reused
+        self._missing[sequence.request.id] = missing
+        return Began(sequence.request.id, tuple(sequence.tokens), missing, reused)
+
+    def observe(self, events: Sequence[Event]) -> None:
+        """Tell the proposer."""
+        if self.proposer is not None and events:
+            self.proposer.observe(events)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Tell the proposer of requests that have ended."""
+        for request_id in request_ids:
+            if self._missing.pop(request_id, None) is not None and self.proposer is not None:
+                self.proposer.forget(request_id)
+
+    def fail(self, error: Exception) -> None:
+        """Unload after an exception; `advance` tries again after a pause."""
+        self.close()
+        now = self._clock()
+        calm = now - self._failed_at > 2 * _LONGEST_PAUSE
+        self._pause = _FIRST_PAUSE if calm else min(2 * self._pause, _LONGEST_PAUSE)
+        self._failed_at, self._retry_at = now, now + self._pause
+        named = isinstance(error, ProposerMemoryError)
+        self.trouble = str(error) if named else f"proposer {self.settings.method} failed: {error}"
+
+    def close(self) -> None:
+        """Unload; the memory is given back, where it still loads as soon as that has ended."""
+        proposer, mark, loading = self.proposer, self._mark, self._loading
+        self.proposer, self._loading, self._mark = None, None, ""
+        self._missing.clear()
+        self._grant.unmark(mark)
+        if loading is not None:
+            abandoned, future = loading
+            future.add_done_callback(lambda _: self._leave(abandoned, mark))
+        else:
+            self._leave(proposer, mark)
+
+    def _load(self, running: Iterable[Running]) -> None:
+        proposer = self._build(self.settings)
+        if proposer is None:
+            self._retry_at = math.inf
+            return
+        self._mark = f"{self.settings.method}-{next(_marks)}"
+        surroundings = self._grant.take(self._mark, proposer, self.settings.method)
+        if proposer.memory_bytes == 0:
+            self._enter(proposer, running, lambda: proposer.load(surroundings))
+            return
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outrider-proposer")
+        self._loading = (proposer, thread.submit(proposer.load, surroundings))
+        thread.shutdown(wait=False)
+
+    def _enter(self, proposer: Proposer, running: Iterable[Running], load: Callable[[], None]) -> None:
+        """The proposer is loaded by `load`, told of what runs, and there."""
+        load()
+        self.proposer, self.trouble = proposer, None
+        for sequence in running:
+            self._missing[sequence.request.id] = sequence.computed
+        self.observe(
+            [Began(s.request.id, tuple(s.tokens), missing=s.computed, reused=s.computed) for s in running]
+        )
+
+    def _leave(self, proposer: Proposer | None, mark: str) -> None:
+        try:
+            if proposer is not None:
+                proposer.close()
+        finally:
+            self._grant.give_back(mark)

@@ -1,0 +1,1 @@
+"""Who runs when, and where its keys and values lie: plain bookkeeping, no torch."""

@@ -1,0 +1,190 @@
+"""The flags of the `outrider` command, and what each accepts."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, get_args
+
+from outrider_serving import logs
+from outrider_serving.bench import arguments as bench
+from outrider_serving.engine import options as engine
+from outrider_serving.engine.process.child import DEFAULT_PATIENCE
+
+TEMPLATE_VARIABLE = "OUTRIDER_CHAT_TEMPLATE"
+"""Environment variable that holds a chat template's text, empty for none; --chat-template comes first."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's parser; it ends the process with status 2 where a flag is wrong."""
+    parser = _Parser(prog="outrider", description="Speculative decoding as a thing you operate.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("version", help="print the version")
+    bench.add_parser(commands)
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over an OpenAI-compatible API",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = serve.add_argument
+    add("model", metavar="MODEL", type=_text, help="a directory, a hub id, or package:NAME")
+    add("--host", default="127.0.0.1", type=_text, help="address to listen on; 0.0.0.0 for all")
+    add("--port", default=8000, type=_port, help="port of the API; 0 for any free one")
+    add("--admin-port", default=0, type=_port, help="port of the admin endpoints; 0 for none")
+    add("--settings", metavar="FILE", type=Path, help="settings file, re-read while serving")
+    add("--revision", type=_text, help="branch, tag or commit of a hub id")
+    add(
+        "--dtype",
+        default="auto",
+        choices=get_args(engine.DType),
+        help="dtype of the weights in memory; auto: the config's, bfloat16 for a GGUF",
+    )
+    add(
+        "--context-length",
+        type=_count,
+        metavar="N",
+        help="most tokens of prompt and output; the model's own by default",
+    )
+    add("--served-name", type=_text, metavar="NAME", help="name in requests; made from MODEL by default")
+    add(
+        "--chat-template",
+        type=Path,
+        metavar="FILE",
+        help=f"replaces the model's own; or its text in {TEMPLATE_VARIABLE}",
+    )
+    add("--api-keys", type=Path, metavar="DIR", help="one file a tenant, keys one a line; open without it")
+    _add_engine_options(serve)
+    add("--drain-delay", default=5.0, type=_seconds, metavar="SECONDS", help="still accepting after SIGTERM")
+    add(
+        "--grace-period",
+        default=30.0,
+        type=_seconds,
+        metavar="SECONDS",
+        help="from SIGTERM to the exit at most",
+    )
+    add("--log-level", default="info", choices=logs.LEVELS, help="least severe records to log")
+    return parser
+
+
+def _add_engine_options(serve: argparse.ArgumentParser) -> None:
+    """Options of how much the engine does at once, and with what."""
+    add = serve.add_argument
+    add(
+        "--max-waiting",
+        default=engine.DEFAULT_MAX_WAITING,
+        type=_count,
+        metavar="N",
+        help="requests that may wait before others get 429",
+    )
+    add(
+        "--max-running",
+        default=engine.DEFAULT_MAX_RUNNING,
+        type=_count,
+        metavar="N",
+        help="requests in one step at most",
+    )
+    add(
+        "--step-tokens",
+        type=_count,
+        metavar="N",
+        help=f"tokens in one target pass at most; by default {engine.STEP_TOKENS_GPU} on a GPU, "
+        f"{engine.STEP_TOKENS_CPU} on a CPU",
+    )
+    add(
+        "--page-size",
+        default=engine.DEFAULT_PAGE_SIZE,
+        type=_number(1, engine.MAX_PAGE_SIZE, f"a whole number from 1 to {engine.MAX_PAGE_SIZE}"),
+        metavar="N",
+        help="tokens in a page of keys and values; texts share whole pages only",
+    )
+    add(
+        "--memory-share",
+        type=_share,
+        metavar="SHARE",
+        help="share of the GPU's memory, or of the container's on a CPU, for weights, pages and proposers; "
+        f"by default {engine.MEMORY_SHARE_GPU} on a GPU, {engine.MEMORY_SHARE_CPU} on a CPU",
+    )
+    add(
+        "--proposer-memory",
+        default=0,
+        type=_bytes,
+        metavar="BYTES",
+        help="of that, kept free for proposers, as 512Mi",
+    )
+    add(
+        "--step-timeout",
+        default=DEFAULT_PATIENCE.step,
+        type=_positive_seconds,
+        metavar="SECONDS",
+        help="a step that takes longer is a hang: the engine's process is killed and started again",
+    )
+
+
+def _number(minimum: int, maximum: int, allowed: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if not minimum <= value <= maximum:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {allowed}")
+        return value
+
+    return parse
+
+
+_port = _number(0, 65535, "a port (0 to 65535)")
+_count = _number(1, 2**31 - 1, "a whole number of at least 1")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds (0 to 86400)")
+    return value
+
+
+def _positive_seconds(text: str) -> float:
+    value = _seconds(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds over 0")
+    return value
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share (over 0, at most 1)")
+    return value
+
+
+_UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d{1,15})(Ki|Mi|Gi)?", text, re.ASCII)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, as 1073741824 or 1Gi")
+    return int(found[1]) * _UNITS[found[2] or ""]
+
+
+def _text(text: str) -> str:
+    if not text.strip() or len(text) > 1024:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a text of 1 to 1024 characters")
+    return text
