@@ -12,6 +12,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+# Several processes share the machine's cores: torch's threads would spend their time waiting for each other.
+# Servers that tests start have it from here.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 LONG = os.environ.get("OUTRIDER_TEST_LONG") == "1"
 
 _quiet = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]

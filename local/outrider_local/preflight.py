@@ -23,7 +23,7 @@ from outrider_local.shell import find
 
 GIB = 1 << 30
 PYTHON = (3, 11)
-MEMORY_NEEDED = 4 * GIB
+MEMORY_NEEDED = 5 * GIB
 
 #: System tools and the Debian or Ubuntu package that brings each.
 TOOLS = {

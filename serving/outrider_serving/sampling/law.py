@@ -41,6 +41,7 @@ from torch import Tensor
 from outrider_serving.engine.types import EngineError, SamplingParams
 from outrider_serving.sampling.distribution import Cut, Distribution, cut
 from outrider_serving.sampling.edits import Bias, Edit, Ids, Penalty, edited
+from outrider_serving.sampling.highest import highest
 from outrider_serving.sampling.history import History
 from outrider_serving.sampling.noise import NoiseKey
 
@@ -202,7 +203,7 @@ def distributions(logits: Tensor, at: At) -> list[Distribution]:
 def best(logits: Tensor, at: At) -> list[int]:
     """The token that greedy decoding takes in each row; arguments and errors are those of `distributions`."""
     z, _ = _edited(logits, at)
-    tokens: list[int] = z.argmax(-1).tolist()
+    tokens: list[int] = highest(z).tolist()
     return tokens
 
 

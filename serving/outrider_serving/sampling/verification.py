@@ -36,6 +36,7 @@ from torch import Tensor
 
 from outrider_serving.sampling.coupling import coupled_tokens
 from outrider_serving.sampling.distribution import Distribution
+from outrider_serving.sampling.highest import highest
 from outrider_serving.sampling.law import TokenLaw, best, distributions
 from outrider_serving.sampling.noise import NoiseKey
 from outrider_serving.sampling.proposal import ROOT, Proposal
@@ -200,7 +201,7 @@ def _walk_plain(walks: Sequence[_Walk], logits: Tensor) -> None:
     if not positions:
         return
     theirs = logits if positions == list(range(len(logits))) else logits[positions]
-    argmax = dict(zip(positions, theirs.argmax(-1).tolist(), strict=True))
+    argmax = dict(zip(positions, highest(theirs).tolist(), strict=True))
     for walk in walks:
         while not walk.ended:
             walk.follow(argmax[walk.logits])

@@ -1,0 +1,57 @@
+"""More requests than there is room for, and requests that take too long: on a real server."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from serving.api.conftest import Start
+from serving.api.process import ServerProcess, eventually
+
+
+def ask(server: ServerProcess, tokens: int, **more: Any) -> openai.types.Completion | openai.APIStatusError:
+    extra = {"ignore_eos": True, "speculation": {"proposer": "none"}, **more}
+    try:
+        return server.client().completions.create(
+            model="tiny", prompt="a b c", max_tokens=tokens, extra_body=extra
+        )
+    except openai.APIStatusError as error:
+        return error
+
+
+def test_a_full_queue_refuses_with_retry_after_and_recovers(tiny: Path, start: Start) -> None:
+    server = start(str(tiny), "--served-name", "tiny", "--max-running", "1", "--max-waiting", "2").ready()
+    with ThreadPoolExecutor(12) as crowd:
+        answers = list(crowd.map(lambda _: ask(server, 400), range(12)))
+    refused = [answer for answer in answers if isinstance(answer, openai.APIStatusError)]
+    served = [answer for answer in answers if not isinstance(answer, openai.APIStatusError)]
+    assert len(served) >= 3
+    assert refused
+    for error in refused:
+        assert (error.status_code, error.code) == (429, "queue_full")
+        assert int(error.response.headers["retry-after"]) >= 1
+    assert all(answer.usage and answer.usage.completion_tokens == 400 for answer in served)
+    assert server.metric("outrider_requests_total", outcome="refused") == len(refused)
+    assert not isinstance(ask(server, 4), openai.APIStatusError)
+
+
+def test_a_timeout_is_a_504_or_the_last_event_and_counts_as_missed(tiny: Path, start: Start) -> None:
+    server = start(str(tiny), "--served-name", "tiny").ready()
+    late = ask(server, 6000, timeout=0.4)
+    assert isinstance(late, openai.APIStatusError)
+    assert (late.status_code, late.code) == (504, "timeout")
+    stream = server.client().completions.create(
+        model="tiny",
+        prompt="a",
+        max_tokens=6000,
+        stream=True,
+        extra_body={"ignore_eos": True, "timeout": 0.4},
+    )
+    with pytest.raises(openai.APIError, match="timeout"):
+        assert [chunk.choices[0].text for chunk in stream] == []
+    assert server.metric("outrider_requests_total", outcome="timed_out") == 2
+    eventually(lambda: server.metric("outrider_requests_running") == 0)
