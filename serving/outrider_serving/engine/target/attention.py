@@ -21,8 +21,21 @@ from transformers import AttentionInterface
 IMPLEMENTATION = "outrider"
 """Name under which `attend` is registered: the value of `attn_implementation`."""
 
-_UNSUPPORTED = ("s_aux", "position_bias", "block_mask", "head_mask", "indices")
-"""Arguments of other attention functions that change the result; a model that passes one cannot be served."""
+_HARMLESS = frozenset(
+    {
+        "cache_position",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+"""What models pass on to every function, and none of them computes with.
+
+A model that passes anything else, such as attention sinks or a bias of positions, cannot be served.
+"""
 
 
 class UnsupportedAttentionError(Exception):
@@ -92,7 +105,7 @@ def attend(
         softcap: see `Scoring.softcap`.
         dropout: 0, since models are in evaluation mode.
         is_causal: None or True.
-        others: whatever else a model passes along; what would change the result is refused.
+        others: whatever else a model passes along; what is not known to change nothing is refused.
 
     Returns:
         [1, T, query heads, value size], and None in the place of attention weights.
@@ -100,8 +113,9 @@ def attend(
     Raises:
         UnsupportedAttentionError: the model asks for something else than the above.
     """
-    refused = [name for name in _UNSUPPORTED if others.get(name) is not None]
-    if refused or attention_mask is not None or dropout or is_causal is False:
+    refused = [name for name, value in others.items() if value is not None and name not in _HARMLESS]
+    both_ways = is_causal is False or (is_causal is None and getattr(module, "is_causal", True) is False)
+    if refused or attention_mask is not None or dropout or both_ways:
         what = ", ".join(refused) or "a mask, dropout or bidirectional attention"
         raise UnsupportedAttentionError(f"{type(module).__name__} needs {what}, which is not supported")
     scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
