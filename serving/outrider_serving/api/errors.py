@@ -17,6 +17,9 @@ RATE_LIMIT = "rate_limit_error"
 SERVER_ERROR = "server_error"
 TIMEOUT = "timeout_error"
 
+RETRY_AFTER = "5"
+"""Seconds after which a server that cannot answer now is worth another try."""
+
 
 class ApiError(Exception):
     """A request that gets an error; `param` names the field at fault, `code` is for programs."""
@@ -57,7 +60,7 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 def not_ready(reason: str) -> ApiError:
     """A 503: this server cannot serve now, another replica or a later try may."""
-    return ApiError(503, reason, kind=SERVER_ERROR, code="not_ready", headers={"Retry-After": "5"})
+    return ApiError(503, reason, kind=SERVER_ERROR, code="not_ready", headers={"Retry-After": RETRY_AFTER})
 
 
 def answer_to(error: BaseException | None) -> ApiError:
@@ -84,7 +87,11 @@ def answer_to(error: BaseException | None) -> ApiError:
             )
         case EngineClosedError():
             return ApiError(
-                503, f"The server cannot answer: {error}.", kind=SERVER_ERROR, code="engine_closed"
+                503,
+                f"The server cannot answer: {error}.",
+                kind=SERVER_ERROR,
+                code="engine_closed",
+                headers={"Retry-After": RETRY_AFTER},
             )
         case EngineError():
             logger.error("the engine failed a request", exc_info=error)
