@@ -137,7 +137,7 @@ class Engine(Contract):
         ge=1,
         le=16_777_216,
         description="Most tokens in one target pass, of prompts, proposals and decoding together; by default "
-        "2048 on a GPU and 512 on a CPU. At least maxRunning.",
+        "2048 on a GPU and 512 on a CPU, or maxRunning if that is more. At least maxRunning.",
     )
     memory_share: float | None = Field(
         default=None,

@@ -98,7 +98,7 @@ def _add_engine_options(serve: argparse.ArgumentParser) -> None:
         type=_count,
         metavar="N",
         help=f"tokens in one target pass at most; by default {engine.STEP_TOKENS_GPU} on a GPU, "
-        f"{engine.STEP_TOKENS_CPU} on a CPU",
+        f"{engine.STEP_TOKENS_CPU} on a CPU, or --max-running if that is more",
     )
     add(
         "--page-size",

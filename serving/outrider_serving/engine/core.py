@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from outrider_serving.engine.active import Active
 from outrider_serving.engine.grammars import Grammars
-from outrider_serving.engine.loop import StepOutput, Stepper
 from outrider_serving.engine.records import PageCounts
 from outrider_serving.engine.residence import Build, Grant
 from outrider_serving.engine.schedule.scheduler import EngineLimits, Scheduler
 from outrider_serving.engine.speculation import Speculation
+from outrider_serving.engine.step import StepOutput, Stepper
 from outrider_serving.engine.target.kv import KVStore
 from outrider_serving.engine.target.memory import Reserve
 from outrider_serving.engine.target.runner import ModelRunner

@@ -65,7 +65,7 @@ class StepRecord:
         started: time.monotonic() at its start.
         rows: the requests that took part.
         waiting: requests not yet running when the step was scheduled.
-        proposal_seconds: making proposals.
+        proposal_seconds: in proposers: loading between steps, making proposals, taking note of texts.
         target_seconds: target passes.
         verification_seconds: distributions, draws and comparison.
         rest_seconds: everything else: scheduling, handing over of deltas.

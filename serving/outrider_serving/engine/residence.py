@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,8 @@ from outrider_serving.engine.target.kv import KVStore
 from outrider_serving.engine.target.memory import ProposerMemoryError, Reserve
 from outrider_serving.proposers.base import Began, Event, Needs, Proposer, Surroundings
 from outrider_serving.settings import Proposer as ProposerSettings
+
+logger = logging.getLogger(__name__)
 
 Build = Callable[[ProposerSettings], Proposer | None]
 
@@ -144,23 +147,27 @@ class Residence:
 
     def fail(self, error: Exception) -> None:
         """Unload after an exception; `advance` tries again after a pause."""
-        self.close()
         now = self._clock()
         calm = now - self._failed_at > 2 * _LONGEST_PAUSE
         self._pause = _FIRST_PAUSE if calm else min(2 * self._pause, _LONGEST_PAUSE)
         self._failed_at, self._retry_at = now, now + self._pause
         named = isinstance(error, ProposerMemoryError)
         self.trouble = str(error) if named else f"proposer {self.settings.method} failed: {error}"
+        self.close()
 
     def close(self) -> None:
-        """Unload; the memory is given back, where it still loads as soon as that has ended."""
+        """Unload; the memory is given back, where it still loads as soon as that has ended.
+
+        Raises:
+            Exception: what the proposer's `close` raised; nothing is left of it even so.
+        """
         proposer, mark, loading = self.proposer, self._mark, self._loading
         self.proposer, self._loading, self._mark = None, None, ""
         self._missing.clear()
         self._grant.unmark(mark)
         if loading is not None:
             abandoned, future = loading
-            future.add_done_callback(lambda _: self._leave(abandoned, mark))
+            future.add_done_callback(lambda ended: self._abandon(abandoned, ended, mark))
         else:
             self._leave(proposer, mark)
 
@@ -187,6 +194,13 @@ class Residence:
         self.observe(
             [Began(s.request.id, tuple(s.tokens), missing=s.computed, reused=s.computed) for s in running]
         )
+
+    def _abandon(self, proposer: Proposer, loading: Future[None], mark: str) -> None:
+        """The end of a load that nobody waits for any more, in the thread that loads."""
+        try:
+            self._leave(None if loading.exception() else proposer, mark)
+        except Exception:
+            logger.exception("proposer %s failed in closing after a load in vain", self.settings.method)
 
     def _leave(self, proposer: Proposer | None, mark: str) -> None:
         try:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Asking:
     """A request that may get a proposal in this step. Set by the step loop.
 
     Attributes:
@@ -46,11 +46,13 @@ class Speculation:
     """Keeps the arms' proposers loaded and told, asks the one in force, and goes on without one that raises.
 
     The proposer of every arm is loaded as soon as the settings name it, so that it knows every running
-    request's text when it comes into force; one that a request asks for by itself is loaded then. A proposer
-    that no arm's settings can ask for any more is closed. Belongs to the thread of the step loop.
+    request's text when it comes into force; one that a request asks for by itself is loaded then. When the
+    settings change, a proposer that neither an arm nor a running request wants is closed. Belongs to the
+    thread of the steps.
 
     Attributes:
         failures: exceptions raised by proposers so far, and proposals that are not trees of known tokens.
+        seconds: spent in proposers so far, whatever they did.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Speculation:
             clock: of the pauses after failures, in seconds.
         """
         self.failures = 0
+        self.seconds = 0.0
         self._grant = grant
         self._vocab_size = vocab_size
         self._build = build
@@ -98,9 +101,10 @@ class Speculation:
         """
         if settings is not self._settings:
             self._settings = settings
-            usable = {_name(arm.proposer, method) for arm in settings.arms.values() for method in Method}
-            for name in self._residences.keys() - usable:
-                self._residences.pop(name).close()
+            wanted = {_name(arm.proposer, arm.proposer.method) for arm in settings.arms.values()}
+            wanted |= {self._residence_of(sequence, settings.proposer).name for sequence in running}
+            for name in self._residences.keys() - wanted:
+                self._close(self._residences.pop(name))
             for arm in settings.arms.values():
                 self._residence(arm.proposer, arm.proposer.method)
         for residence in list(self._residences.values()):
@@ -122,18 +126,18 @@ class Speculation:
         """Whose keys and values are in the pages of a request, beside the target's."""
         return frozenset(mark for r in self._loaded() if r.knows(request_id) for mark in r.marks)
 
-    def propose(self, candidates: Sequence[Candidate], arm: ProposerSettings) -> dict[str, Proposal]:
+    def propose(self, asking: Sequence[Asking], arm: ProposerSettings) -> dict[str, Proposal]:
         """Proposals by request id; absent where there is none.
 
         `arm` are the settings in force; a request's own override of method or depth goes before them.
         """
         rows: dict[str, list[Row]] = {}
-        for candidate in candidates:
-            shortest, longest = _depths(candidate.sequence, arm)
-            longest = min(longest, candidate.nodes)
-            residence = self._residence_of(candidate.sequence, arm)
-            if longest >= shortest and residence.knows(candidate.sequence.request.id):
-                rows.setdefault(residence.name, []).append(_row(candidate, shortest, longest))
+        for one in asking:
+            shortest, longest = _depths(one.sequence, arm)
+            longest = min(longest, one.nodes)
+            residence = self._residence_of(one.sequence, arm)
+            if longest >= shortest and residence.knows(one.sequence.request.id):
+                rows.setdefault(residence.name, []).append(_row(one, shortest, longest))
         proposals: dict[str, Proposal] = {}
         for name, batch in rows.items():
             residence = self._residences[name]
@@ -158,8 +162,11 @@ class Speculation:
     def close(self) -> None:
         """Close every proposer."""
         for residence in self._residences.values():
-            residence.close()
+            self._close(residence)
         self._residences.clear()
+
+    def _close(self, residence: Residence) -> None:
+        self._guarded(residence, "closing", residence.close, fatal=False)
 
     def _ask(self, residence: Residence, rows: Sequence[Row], proposals: dict[str, Proposal]) -> None:
         """Add a proposer's proposals, as far as they are of use."""
@@ -194,22 +201,33 @@ class Speculation:
         self, residence: Residence, doing: str, call: Callable[[], object], *, fatal: bool = True
     ) -> None:
         """Count an exception, log the 1st, 2nd, 4th, 8th ... one; a fatal one unloads for a while."""
+        started = time.monotonic()
         try:
             call()
         except Exception as error:
-            self.failures += 1
+            self._count(residence, doing, error)
             if fatal:
-                residence.fail(error)
-            if self.failures & (self.failures - 1) == 0:
-                named = isinstance(error, ProposerMemoryError)
-                logger.error(
-                    "proposer %s failed in %s (failure %d): %s; steps go on without it",
-                    residence.settings.method,
-                    doing,
-                    self.failures,
-                    error if named else type(error).__name__,
-                    exc_info=None if named else error,
-                )
+                self._unload(residence, error)
+        self.seconds += time.monotonic() - started
+
+    def _unload(self, residence: Residence, error: Exception) -> None:
+        try:
+            residence.fail(error)
+        except Exception as second:
+            self._count(residence, "closing", second)
+
+    def _count(self, residence: Residence, doing: str, error: Exception) -> None:
+        self.failures += 1
+        if self.failures & (self.failures - 1) == 0:
+            named = isinstance(error, ProposerMemoryError)
+            logger.error(
+                "proposer %s failed in %s (failure %d): %s; steps go on without it",
+                residence.settings.method,
+                doing,
+                self.failures,
+                error if named else type(error).__name__,
+                exc_info=None if named else error,
+            )
 
 
 def _observe(residence: Residence, events: Callable[[Residence], Sequence[Event]]) -> None:
@@ -233,17 +251,17 @@ def _depths(sequence: Running, arm: ProposerSettings) -> tuple[int, int]:
     return min(arm.min_depth, longest), min(longest, sequence.remaining - 1)
 
 
-def _row(candidate: Candidate, shortest: int, longest: int) -> Row:
-    sequence = candidate.sequence
+def _row(one: Asking, shortest: int, longest: int) -> Row:
+    sequence = one.sequence
     return Row(
         request_id=sequence.request.id,
         min_depth=shortest,
         max_depth=longest,
-        max_nodes=candidate.nodes,
+        max_nodes=one.nodes,
         length=len(sequence.tokens),
         ran=sequence.computed,
         pages=tuple(sequence.pages),
-        law=candidate.law,
-        noise=candidate.noise,
-        randomness=candidate.randomness,
+        law=one.law,
+        noise=one.noise,
+        randomness=one.randomness,
     )

@@ -141,8 +141,7 @@ class Delta:
     """What one step added to a request. Set by the engine.
 
     Attributes:
-        tokens: tokens committed, in order; the last one of a request may be an end of sequence. Empty in a
-            delta that only tells of the prompt.
+        tokens: tokens committed, in order, at least one; the last one of a request may be an end of sequence.
         committed_at: time.monotonic() of the commit.
         proposed: proposed tokens verified, over all branches.
         depth: length of the longest path among them.

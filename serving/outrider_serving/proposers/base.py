@@ -144,8 +144,13 @@ class Row:
 class Proposer(Protocol):
     """Proposes continuations for a whole batch at once.
 
-    Everything but `load` is called by the step loop only. Any method may raise: the step goes on without
-    proposals, the failure is counted, and no request fails.
+    Made from its settings by the registry: other settings, but for the depths, make another one. Everything
+    but `load` is called by the thread of the steps only, `close` also by that of a load that came too late.
+
+    Any method may raise: steps go on without it, the failure is counted, and no request fails. After a raise
+    from `propose`, or a proposal that is not a tree of distinct siblings of known tokens, the rest of the
+    batch goes without proposals in that step. After one from another method it is closed, and a new one is
+    made after a pause, which is told of the requests that run by `Began`.
     """
 
     @property
@@ -163,15 +168,21 @@ class Proposer(Protocol):
         ...
 
     def load(self, surroundings: Surroundings) -> None:
-        """Get ready; called once, before everything below."""
+        """Get ready; called once, before everything below. Where it raises, it gives back what it took."""
         ...
 
     def propose(self, rows: Sequence[Row]) -> Sequence[Proposal]:
-        """One proposal for each row, in their order; empty ones are welcome."""
+        """One proposal for each row, in their order; empty ones are welcome.
+
+        There are rows for requests that commit tokens in this step and have room for proposed ones.
+        """
         ...
 
     def observe(self, events: Sequence[Event]) -> None:
-        """Take note of what happened; called for every loaded proposer, whether it is in force or not."""
+        """Take note of what happened; called for every loaded proposer, whether it is in force or not.
+
+        A request's first event is `Began`. Its text is `Began.tokens` and then what is `committed`.
+        """
         ...
 
     def forget(self, request_id: str) -> None:
@@ -179,7 +190,7 @@ class Proposer(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what `load` took; the last call."""
+        """Give back what `load` took; the last call, and only after a `load` that did not raise."""
         ...
 
 

@@ -58,14 +58,14 @@ class VerifyRow:
     Attributes:
         law: as of the committed text.
         proposal: within what may still be committed; `proposal_fault` has found nothing.
-        first: row of the logits that follow the committed text; those after node n are in row first + 1 + n.
+        root: row of the logits that follow the committed text; those after node n are in row root + 1 + n.
         noise: the key of the first token to commit, which is `law.noise` for a request with a seed.
         randomness: the request's own source, used by rejection only.
     """
 
     law: TokenLaw
     proposal: Proposal
-    first: int
+    root: int
     noise: NoiseKey | None
     randomness: Randomness
 
@@ -157,7 +157,7 @@ class _Walk:
     @property
     def logits(self) -> int:
         """Row of the logits that follow the node."""
-        return self.row.first + 1 + self.node
+        return self.row.root + 1 + self.node
 
     @property
     def key(self) -> NoiseKey:
@@ -196,7 +196,7 @@ class _Walk:
 
 def _walk_plain(walks: Sequence[_Walk], logits: Tensor) -> None:
     """Greedy rows whose logits nothing edits: one argmax over all their positions."""
-    spans = [range(walk.row.first, walk.row.first + 1 + len(walk.row.proposal)) for walk in walks]
+    spans = [range(walk.row.root, walk.row.root + 1 + len(walk.row.proposal)) for walk in walks]
     positions = [position for span in spans for position in span]
     if not positions:
         return

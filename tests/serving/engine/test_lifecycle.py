@@ -189,7 +189,10 @@ def test_a_broken_device_breaks_the_engine(tiny_llama: LoadedModel, monkeypatch:
         bench(tiny_llama).run(request(PROMPT))
 
 
-@pytest.mark.parametrize("where", ["propose", "observe", "forget", "load", "count", "tree", "build"])
+@pytest.mark.parametrize(
+    "where",
+    ["propose", "observe", "forget", "load", "count", "tree", "build", "observe close", "forget close"],
+)
 def test_a_proposer_that_is_broken_fails_no_request(tiny_llama: LoadedModel, where: str) -> None:
     class Broken(proposers.Raising):
         def propose(self, rows: object) -> list[proposers.Proposal]:
@@ -203,15 +206,38 @@ def test_a_proposer_that_is_broken_fails_no_request(tiny_llama: LoadedModel, whe
             return None
         if where == "build":
             raise RuntimeError("no such file")
-        return Broken([], lambda name, _: name == where)
+        return Broken([], lambda name, _: name in where.split())
 
     engine = bench(tiny_llama, build=build)
     results = engine.run(request(PROMPT), request(PROMPT, speculation=NONE), request(PROMPT[1:]))
     assert results[0].tokens == results[1].tokens == reference(tiny_llama, PROMPT, 32)
     assert results[2].tokens == reference(tiny_llama, PROMPT[1:], 32)
-    if where != "forget":  # which is after the last step
+    if "forget" not in where:  # which is after the last step
         assert sum(record.proposer_failures for record in engine.records) > 0
     assert empty(engine)
+
+
+def test_a_proposer_that_raises_when_it_is_closed_fails_no_request(tiny_llama: LoadedModel) -> None:
+    broken = proposers.Raising([], lambda name, _: name == "close")
+    engine = bench(tiny_llama, build=building(broken))
+    (result,) = engine.submit(request(PROMPT))
+    engine.step()
+    engine.core.set_settings(settings(Method.NONE))
+    engine.core.set_settings(default_settings(Proposer(ngram=NgramSettings(min_match=3))))
+    while engine.core.busy:
+        engine.step()
+    assert result.tokens == reference(tiny_llama, PROMPT, 32)
+    assert broken.calls["close"] == 1
+    assert sum(record.proposer_failures for record in engine.records) == 1
+    engine.core.close()
+
+
+def test_a_load_that_raises_is_not_closed(tiny_llama: LoadedModel) -> None:
+    broken = proposers.Raising([], lambda name, _: name == "load")
+    engine = bench(tiny_llama, build=building(broken))
+    engine.run(request(PROMPT))
+    engine.core.close()
+    assert "close" not in broken.calls
 
 
 def test_a_proposer_that_cannot_be_loaded_is_tried_again_after_pauses_that_double(

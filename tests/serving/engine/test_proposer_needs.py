@@ -153,6 +153,8 @@ def test_a_heavy_proposer_loads_and_leaves_while_requests_run(tiny_llama: Loaded
     engine.step()
     engine.core.set_settings(settings_of(Method.NONE))
     finish(engine)
+    assert heavy.closed
+    assert engine.core.proposer_free == 1000 + LAYER_BYTES
     for results in (first, second, third):
         assert [[*p, *r.tokens] for p, r in zip(PROMPTS, results, strict=True)] == texts
 

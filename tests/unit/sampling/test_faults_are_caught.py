@@ -196,7 +196,7 @@ def takes_the_last_of_the_best(patch: Patch) -> None:
 
 
 def reads_the_logits_before_a_node(patch: Patch) -> None:
-    patch.setattr(verification._Walk, "logits", property(lambda walk: walk.row.first + max(0, walk.node)))
+    patch.setattr(verification._Walk, "logits", property(lambda walk: walk.row.root + max(0, walk.node)))
 
 
 def uses_one_noise_for_a_whole_step(patch: Patch) -> None:

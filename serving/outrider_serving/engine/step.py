@@ -1,4 +1,4 @@
-"""The step loop's one step: plan, propose, run, verify, commit."""
+"""One step: plan, propose, run, verify, commit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from outrider_serving.engine.active import Active, Turn
 from outrider_serving.engine.records import PageCounts, RowRecord, StepRecord
 from outrider_serving.engine.schedule.scheduler import Plan, Scheduler, Work
-from outrider_serving.engine.speculation import Candidate, Speculation
+from outrider_serving.engine.speculation import Asking, Speculation
 from outrider_serving.engine.target.batch import Piece, pack, slots_of
 from outrider_serving.engine.target.runner import ModelRunner, Pass, joined
 from outrider_serving.engine.telling import deltas_of
@@ -87,19 +87,19 @@ class Stepper:
         Raises:
             torch.AcceleratorError: the device is broken, and with it every request.
         """
-        clock, failures = _Clock(), self._speculation.failures
+        clock, failures, seconds = _Clock(), self._speculation.failures, self._speculation.seconds
         plan = self._plan(settings)
         turns = [_turn(active[work.sequence.request.id], work) for work in plan.work]
         waiting = self._scheduler.waiting
-        rest = clock.lap()
         self._propose(turns, settings)
-        proposal = clock.lap()
+        rest = clock.lap()
         ran = self._run(turns)
         target = clock.lap()
         if ran is not None:
             self._verify(turns, ran)
         verification = clock.lap()
         deltas = self._commit(turns, ran)
+        proposal = self._speculation.seconds - seconds  # within what is planned, proposed and committed
         record = StepRecord(
             arm=settings.in_force,
             generation=settings.generation,
@@ -109,7 +109,7 @@ class Stepper:
             proposal_seconds=proposal,
             target_seconds=target,
             verification_seconds=verification,
-            rest_seconds=rest + clock.lap(),
+            rest_seconds=rest + clock.lap() - proposal,
             proposer_failures=self._speculation.failures - failures,
             pages=self._pages(),
             preemptions=len(plan.preempted),
@@ -134,7 +134,7 @@ class Stepper:
     def _propose(self, turns: Sequence[Turn], settings: PodSettings) -> None:
         """Proposals for the requests that verify and have room for them."""
         asking = [
-            Candidate(t.sequence, t.nodes, t.active.law, t.active.law.noise, t.active.proposing)
+            Asking(t.sequence, t.nodes, t.active.law, t.active.law.noise, t.active.proposing)
             for t in turns
             if t.verifies and t.nodes
         ]
@@ -190,7 +190,7 @@ class Stepper:
             VerifyRow(
                 law=turn.active.law,
                 proposal=turn.proposal,
-                first=turn.root,
+                root=turn.root,
                 noise=turn.active.law.noise,
                 randomness=turn.active.verifying,
             )
