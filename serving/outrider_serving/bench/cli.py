@@ -8,10 +8,11 @@ import os
 import sys
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from outrider_serving.bench.arguments import KEY_VARIABLE
-from outrider_serving.bench.compare import Comparison, compare
+from outrider_serving.bench.compare import Comparison, Pair, compare
 from outrider_serving.bench.http_side import HttpSide
 from outrider_serving.bench.machine import machine, versions
 from outrider_serving.bench.pairs import (
@@ -73,7 +74,7 @@ def _compare(opened: _Opened, jobs: list[Job], rule: Rule, chosen: argparse.Name
     about = {"versions": versions(), "machine": machine(), **opened.about}
     comparisons: list[Comparison] = []
     for job in jobs:
-        comparisons.append(compare(*opened.sides, job, rule))
+        comparisons.append(compare(*opened.sides, job, rule, partial(_tell, job)))
         found = comparisons[-1].estimate
         print(f"{job.workload.name}: {found.ratio:.3f} from {found.pairs} pairs", file=sys.stderr)
         if chosen.json is not None:
@@ -84,6 +85,11 @@ def _compare(opened: _Opened, jobs: list[Job], rule: Rule, chosen: argparse.Name
         verdict(comparison.estimate, chosen.bar, rule) is Verdict.MET for comparison in comparisons
     )
     return 0 if met else 1
+
+
+def _tell(job: Job, pair: Pair) -> None:
+    """Progress: workloads take minutes."""
+    print(f"{job.workload.name}: a pair with the ratio {pair.ratio:.3f}", file=sys.stderr)
 
 
 def _jobs(chosen: argparse.Namespace) -> list[Job]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -72,8 +72,12 @@ class Comparison:
         return summarise([pair.a for pair in self.pairs]), summarise([pair.b for pair in self.pairs])
 
 
-def compare(a: Side, b: Side, job: Job, rule: Rule) -> Comparison:
+def compare(
+    a: Side, b: Side, job: Job, rule: Rule, told: Callable[[Pair], None] = lambda _: None
+) -> Comparison:
     """Measure one workload: a run of each side to warm up, then pairs until the rule is content.
+
+    `told` gets every pair as it is measured.
 
     Raises:
         BenchError: a side could not do its work.
@@ -83,6 +87,7 @@ def compare(a: Side, b: Side, job: Job, rule: Rule) -> Comparison:
     pairs: list[Pair] = []
     while wants_more([pair.ratio for pair in pairs], rule):
         pairs.append(_measure(a, b, job, a_first(len(pairs))))
+        told(pairs[-1])
     equality = _equality(pairs) if job.sampling.repeats else None
     return Comparison(job, a.name, b.name, tuple(pairs), equality)
 
