@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -49,3 +51,22 @@ def configure(level: str) -> None:
 def event(logger: logging.Logger, message: str, /, level: int = logging.INFO, **fields: object) -> None:
     """Log `message` with `fields` beside it."""
     logger.log(level, message, extra={"fields": fields})
+
+
+class Seldom:
+    """Logs what may happen thousands of times a second once a minute."""
+
+    SECONDS = 60.0
+
+    def __init__(self) -> None:
+        self._next = -math.inf
+        self._unsaid = 0
+
+    def event(self, logger: logging.Logger, message: str, /, **fields: object) -> None:
+        """Log a warning, with the number of those that were not logged since the last one, or count it."""
+        now = time.monotonic()
+        if now < self._next:
+            self._unsaid += 1
+            return
+        event(logger, message, logging.WARNING, unsaid=self._unsaid, **fields)
+        self._next, self._unsaid = now + self.SECONDS, 0

@@ -9,6 +9,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from outrider_serving.api.errors import ApiError, invalid
+from outrider_serving.api.wording import shown
 
 MAX_BODY_BYTES = 1 << 20
 """Largest body that is accepted. A prompt of this size is far beyond the context of any model we serve."""
@@ -18,7 +19,14 @@ BODY_TIMEOUT = 30.0
 
 
 async def read_json_object(request: Request, *, limit: int, patience: float = BODY_TIMEOUT) -> dict[str, Any]:
-    """The JSON object in the request's body; ApiError for a body that is too large, too slow or not JSON."""
+    """The JSON object in the request's body; ApiError for one that is too large or slow, or no JSON."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise ApiError(
+            415,
+            f"Content-Encoding: {shown(encoding)} was given, but bodies are taken uncompressed only.",
+            code="unsupported_encoding",
+        )
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit, f"{int(declared)} bytes")

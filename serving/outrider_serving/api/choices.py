@@ -27,6 +27,8 @@ class Choices:
     def __init__(self, generate: Generate, call: Call) -> None:
         """Nothing happens before the first piece is asked for."""
         self._generate = generate
+        self._echoes_scores = call.echo is not None and call.echo.offsets is not None
+        self._scored = asyncio.Event()
         self._requests = call.requests
         self._completions = [
             Completion(
@@ -61,15 +63,25 @@ class Choices:
     async def _one(self, request: Request, completion: Completion) -> AsyncGenerator[Piece, None]:
         async with aclosing(self._deltas(request)) as deltas:
             async for delta in deltas:
-                if delta.prompt_logprobs:
-                    # A whole prompt's take long enough to stall every stream.
-                    piece = await asyncio.to_thread(completion.push, delta)
-                else:
-                    piece = completion.push(delta)
+                piece = await self._push(delta, completion)
                 yield piece
                 if piece.finish_reason is not None:
                     return
         raise EngineError("the engine ended a completion without a reason")
+
+    async def _push(self, delta: Delta, completion: Completion) -> Piece:
+        """The piece of a delta. An echoed prompt is scored for the first choice only: others wait for it."""
+        first = self._completions[0]
+        if completion is first:
+            # The scores of a whole prompt take long enough to stall every stream.
+            large = bool(delta.prompt_logprobs)
+            piece = await asyncio.to_thread(first.push, delta) if large else first.push(delta)
+            self._scored.set()
+            return piece
+        if self._echoes_scores:
+            await self._scored.wait()
+            completion.echoed = first.echoed
+        return completion.push(delta)
 
     async def _deltas(self, request: Request) -> AsyncGenerator[Delta, None]:
         async with aclosing(self._generate(request)) as deltas:

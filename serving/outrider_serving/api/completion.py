@@ -103,9 +103,10 @@ class Completion:
         self._stops = StopMatcher(stops)
         self._length = len(echo.text) if echo else 0
         self._echo = echo
-        self._echoed: tuple[Scored, ...] = ()
+        self.echoed: tuple[Scored, ...] = ()
+        """The echoed prompt with its logprobs, to be set by whoever has them where the deltas do not."""
         if echo and echo.offsets:
-            self._echoed = (Scored(vocabulary[prompt[0]], echo.offsets[0], None),)
+            self.echoed = (Scored(vocabulary[prompt[0]], echo.offsets[0], None),)
         self.usage = Usage()
         """What it has cost so far; nothing before the first delta."""
 
@@ -113,7 +114,7 @@ class Completion:
         """What the next delta adds; nothing may follow a piece with a finish reason."""
         if delta.prompt_logprobs and self._echo and self._echo.offsets:
             rest = self._score(self._prompt[1:], delta.prompt_logprobs, self._echo.offsets[1:])
-            self._echoed = (*self._echoed, *rest)
+            self.echoed = (*self.echoed, *rest)
         text, offsets = self._read(delta)
         reason = FinishReason.STOP if self._stops.stopped else delta.finish_reason
         if reason is not None and not self._stops.stopped:
@@ -122,7 +123,7 @@ class Completion:
         self._account(delta, len(offsets))
         logprobs = self._score(delta.tokens, delta.logprobs, offsets)
         if self._echo is not None and (offsets or reason):
-            text, logprobs = self._echo.text + text, (*self._echoed, *logprobs)
+            text, logprobs = self._echo.text + text, (*self.echoed, *logprobs)
             self._echo = None
         kept = delta.tokens[: len(offsets)]
         return Piece(self._index, text, kept, logprobs, delta.committed_at, reason)

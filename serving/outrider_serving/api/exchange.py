@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from outrider_serving.api import wire
 from outrider_serving.api.choices import Choices
 from outrider_serving.api.completion import Piece, joined
-from outrider_serving.api.errors import SERVER_ERROR, ApiError, answer_to
+from outrider_serving.api.encoding import encoded
+from outrider_serving.api.errors import RETRY_AFTER, SERVER_ERROR, ApiError, answer_to
 from outrider_serving.api.pace import Pace
 from outrider_serving.api.prepare import Arrival, Call
 from outrider_serving.api.records import Outcome, RequestRecord, Usage
@@ -120,8 +121,8 @@ class Exchange(Response):
         return await _computed(wholes, self._whole_response, wholes, choices.usage)
 
     def _whole_response(self, wholes: Sequence[Piece], usage: Usage) -> Response:
-        body = self._spelling.whole(wholes, usage)
-        return JSONResponse(body, headers={"x-request-id": self._arrival.id})
+        body = encoded(self._spelling.whole(wholes, usage))
+        return Response(body, headers={"x-request-id": self._arrival.id}, media_type="application/json")
 
     async def _stream(self, pieces: AsyncIterator[Piece], choices: Choices, send: Send) -> None:
         async for piece in pieces:
@@ -165,6 +166,7 @@ class Exchange(Response):
                 "The server shut down before the answer was complete.",
                 kind=SERVER_ERROR,
                 code="shutdown",
+                headers={"Retry-After": RETRY_AFTER},
             )
             return Outcome.FAILED, error
         cause = work.exception()

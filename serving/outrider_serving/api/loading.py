@@ -23,7 +23,7 @@ async def load(options: ServeOptions, engine: EngineClient) -> ServedModel:
     """
     try:
         model = await engine.start()
-        encoder = await asyncio.to_thread(_encoder, model, options.chat_template)
+        encoder = await asyncio.to_thread(_encoder, model, options)
     except ModelError as error:
         raise StartError(str(error)) from error
     except TemplateError as error:
@@ -37,12 +37,13 @@ async def load(options: ServeOptions, engine: EngineClient) -> ServedModel:
     return ServedModel(state, engine, encoder)
 
 
-def _encoder(model: ModelInfo, chat_template: str | None) -> TextEncoder:
+def _encoder(model: ModelInfo, options: ServeOptions) -> TextEncoder:
     """Imports transformers, but not torch: there are neither weights nor workers in this process."""
     tokenizer = pickle.loads(model.tokenizer)
     return TextEncoder(
         tokenizer,
         vocab_size=model.vocab_size,
-        chat_template=chat_template,
+        chat_template=options.chat_template,
         eos_token_ids=model.eos_token_ids,
+        max_waiting=options.engine.max_waiting,
     )

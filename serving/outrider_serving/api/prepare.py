@@ -7,7 +7,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field, replace
 
 from outrider_serving.api.completion import Echo
-from outrider_serving.api.errors import invalid
+from outrider_serving.api.errors import ApiError, invalid
 from outrider_serving.api.forms import grammar_of
 from outrider_serving.api.records import CHAT
 from outrider_serving.api.schema import Body, CommonRequest, CompletionRequest
@@ -110,9 +110,17 @@ def _sampling_class(body: CommonRequest) -> SamplingClass:
 
 
 async def prepare(body: Body, arrival: Arrival, model: ServedModel) -> Call:
-    """What the answer to a body is made from; ApiError (400) naming what this model cannot do."""
+    """What the answer to a body is made from.
+
+    Raises:
+        ApiError: (400) naming what this model cannot do.
+        QueueFullError: too many prompts wait to be encoded.
+    """
     encoder = model.encoder
     check_tokens(body, encoder.vocab_size, encoder.eos_token_ids)
+    least = encoder.least_tokens(body)
+    if least >= model.state.context_length:
+        raise _too_long(f"at least {least}", model.state.context_length, arrival.labels.endpoint)
     prompt = await encoder.encode_body(body)
     limit = token_limit(body, len(prompt), model.state.context_length, arrival.labels.endpoint)
     # Reading a form takes long enough to stall every stream if it ran on the event loop.
@@ -148,12 +156,7 @@ def token_limit(body: Body, prompt_tokens: int, context_length: int, endpoint: s
     """Most tokens to generate; ApiError (400) if prompt and output do not fit the context."""
     room = context_length - prompt_tokens
     if room < 1:
-        raise invalid(
-            f"The prompt has {prompt_tokens} tokens, but the model's context holds {context_length} "
-            "of prompt and output together: at least one must be left for the output.",
-            param="messages" if endpoint == CHAT else "prompt",
-            code="context_length_exceeded",
-        )
+        raise _too_long(str(prompt_tokens), context_length, endpoint)
     if body.limit is not None and body.limit > room:
         raise invalid(
             f"{body.limit_param}: {shown(body.limit)} was given, but the prompt has {prompt_tokens} of "
@@ -171,6 +174,15 @@ def token_limit(body: Body, prompt_tokens: int, context_length: int, endpoint: s
             code="invalid_value",
         )
     return limit
+
+
+def _too_long(tokens: str, context_length: int, endpoint: str) -> ApiError:
+    return invalid(
+        f"The prompt has {tokens} tokens, but the model's context holds {context_length} of prompt and "
+        "output together: at least one must be left for the output.",
+        param="messages" if endpoint == CHAT else "prompt",
+        code="context_length_exceeded",
+    )
 
 
 def sampling_params(body: Body, limit: int, vocab_size: int, grammar: str | None) -> SamplingParams:
@@ -201,12 +213,17 @@ def sampling_params(body: Body, limit: int, vocab_size: int, grammar: str | None
 def choices(
     arrival: Arrival, body: Body, prompt: tuple[int, ...], params: SamplingParams
 ) -> tuple[Request, ...]:
-    """The engine's requests: one for each choice, which differ in their number only."""
+    """The engine's requests: one for each choice, which differ in their number.
+
+    Only the first asks for the logprobs of the prompt, which are the same for all: they keep a request from
+    taking over what has been read of its prompt.
+    """
+    other = replace(params, prompt_logprobs=None)
     return tuple(
         Request(
             id=f"{arrival.id}-{choice}" if choice else arrival.id,
             prompt=prompt,
-            params=replace(params, choice=choice),
+            params=replace(other, choice=choice) if choice else params,
             labels=arrival.labels,
             tenant=arrival.tenant,
             private=body.store is False,

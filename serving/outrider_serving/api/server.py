@@ -14,7 +14,8 @@ from typing import NoReturn
 from outrider_serving import logs
 from outrider_serving.api import reload
 from outrider_serving.api.app import create_admin_app, create_app
-from outrider_serving.api.listeners import Listener, listen
+from outrider_serving.api.connections import Connection, PublicConnection, raise_descriptor_limit
+from outrider_serving.api.listeners import Listener, listen, report
 from outrider_serving.api.loading import load
 from outrider_serving.api.options import ServeOptions, StartError
 from outrider_serving.api.state import Serving
@@ -39,6 +40,7 @@ def run(options: ServeOptions, settings: PodSettings) -> NoReturn:
         StartError: an address cannot be had, or the model cannot be loaded as asked.
         EngineError: the engine's process failed while it loaded the model.
     """
+    raise_descriptor_limit()
     asyncio.run(_run_and_exit(options, settings))
 
 
@@ -78,14 +80,15 @@ class Process:
             options.engine,
             self._settings,
             patience=Patience(step=options.step_timeout),
-            on_ready=serving.record_ready,
             on_step=serving.record_step,
             on_end=serving.record_ending,
         )
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(report)
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
-        public = Listener(create_app(serving), public_socket)
-        admin = [Listener(create_admin_app(serving), listening) for listening in admin_socket]
+            loop.add_signal_handler(number, self._on_signal, number)
+        public = Listener(create_app(serving), public_socket, PublicConnection)
+        admin = [Listener(create_admin_app(serving), listening, Connection) for listening in admin_socket]
         logs.event(logger, "listening", host=options.host, port=port, admin_port=options.admin_port)
         files = reload.watchers(
             serving, settings_file=options.settings_file, keys_directory=options.keys_directory

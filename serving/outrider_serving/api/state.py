@@ -19,7 +19,6 @@ from outrider_serving.api.records import RequestRecord
 from outrider_serving.api.text import TextEncoder
 from outrider_serving.engine.process.child import Ending
 from outrider_serving.engine.process.client import LOADING
-from outrider_serving.engine.process.protocol import ModelInfo
 from outrider_serving.engine.records import PageCounts, StepRecord
 from outrider_serving.engine.types import Delta, Request
 from outrider_serving.settings import ModelState, PodSettings, PodState
@@ -52,6 +51,10 @@ class Engine(Protocol):
     @property
     def proposer_trouble(self) -> str | None:
         """Why a proposer that the settings name is not loaded, None where all are."""
+
+    @property
+    def pages(self) -> PageCounts:
+        """Pages of keys and values after the last step; none while there is no engine."""
 
     def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
         """What the steps add to a completion; closing the generator cancels the request."""
@@ -91,7 +94,6 @@ class Serving:
         self.expired = asyncio.Event()
         """Set at the end of the grace period: what still runs ends now, with an error."""
         self._loaded: ServedModel | None = None
-        self._pages = PageCounts()
         self.telemetry = Telemetry(
             address=address,
             port=port,
@@ -126,6 +128,10 @@ class Serving:
     @property
     def _engine_unready(self) -> str | None:
         return self._loaded.engine.unready if self._loaded else LOADING
+
+    @property
+    def _pages(self) -> PageCounts:
+        return self._loaded.engine.pages if self._loaded else PageCounts()
 
     @property
     def pod_state(self) -> PodState:
@@ -197,18 +203,12 @@ class Serving:
             logs.event(logger, "keys refused", logging.ERROR, reason=reason)
         self.keys_error = reason
 
-    def record_ready(self, model: ModelInfo) -> None:
-        """Account for an engine's process that is ready."""
-        self._pages = PageCounts(total=model.pages)
-
     def record_step(self, step: StepRecord) -> None:
         """Account for a step of the engine."""
-        self._pages = step.pages
         self.telemetry.record_step(step)
 
     def record_ending(self, ending: Ending) -> None:
         """Account for an engine's process that has ended and is to be replaced."""
-        self._pages = PageCounts()
         self.telemetry.record_restart(ending.reason)
 
     def record(self, record: RequestRecord) -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from jinja2 import TemplateSyntaxError
 
 from outrider_serving.api.completion import Echo
 from outrider_serving.api.detokenize import Detokenizer
 from outrider_serving.api.errors import ApiError, invalid
+from outrider_serving.api.longest import longest_token
 from outrider_serving.api.schema import Body, CompletionRequest, Message
 from outrider_serving.api.tokens import Vocabulary
+from outrider_serving.api.turns import Turns
 from outrider_serving.api.wording import shown
-
-Result = TypeVar("Result")
+from outrider_serving.engine.options import DEFAULT_MAX_WAITING
 
 NO_TEMPLATE = (
     "This model has no chat template, so that it cannot answer conversations: use /v1/completions, or give "
@@ -32,7 +31,8 @@ class TextEncoder:
     """Encodes prompts for one model, off the event loop.
 
     All the work happens in one thread: a fast tokenizer must not be used by two threads at once, and a
-    large prompt takes long enough to stall every stream if it ran on the event loop.
+    large prompt takes long enough to stall every stream if it ran on the event loop. Short prompts do not
+    wait for long ones; where too many wait, the methods that need the thread raise QueueFullError.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class TextEncoder:
         vocab_size: int,
         chat_template: str | None = None,
         eos_token_ids: Collection[int] = (),
+        max_waiting: int = DEFAULT_MAX_WAITING,
     ) -> None:
         """Take the tokenizer of a model.
 
@@ -50,6 +51,7 @@ class TextEncoder:
             vocab_size: how many token ids the model knows.
             chat_template: replaces the tokenizer's own.
             eos_token_ids: what the model's texts end with, beside the tokenizer's own end of sequence.
+            max_waiting: how many may wait for the thread.
 
         Raises:
             TemplateError: the template is malformed.
@@ -61,9 +63,21 @@ class TextEncoder:
         self._tokenizer = tokenizer
         self._template = chat_template
         self._has_template = bool(chat_template or tokenizer.chat_template)
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._longest_token = longest_token(tokenizer)
+        self._turns = Turns("tokenizer", max_waiting)
         if self._has_template:
             self._check_syntax()
+
+    def least_tokens(self, body: Body) -> int:
+        """How many tokens a body's prompt has at least, known without encoding it; 0 where nothing is.
+
+        Nothing is known of a conversation: its template may leave parts of it out.
+        """
+        if not isinstance(body, CompletionRequest):
+            return 0
+        if not isinstance(body.prompt, str):
+            return len(body.prompt)
+        return -(-len(body.prompt.encode()) // self._longest_token) if self._longest_token else 0
 
     async def encode_body(self, body: Body) -> tuple[int, ...]:
         """The tokens of whatever a body asks to continue; ApiError (400) if there are none, or bad ones."""
@@ -76,7 +90,7 @@ class TextEncoder:
         if not prompt:  # before the tokenizer's own special tokens hide it
             raise _empty("prompt")
         if isinstance(prompt, str):
-            prompt = await self._in_thread(self._encode_text, prompt)
+            prompt = await self._turns.run(len(prompt), self._encode_text, prompt)
         if not prompt:
             raise _empty("prompt")
         check_ids(prompt, self.vocab_size, "prompt")
@@ -91,7 +105,8 @@ class TextEncoder:
             {"role": "system" if message.role == "developer" else message.role, "content": message.content}
             for message in messages
         ]
-        ids = await self._in_thread(self._encode_turns, turns)
+        size = sum(len(message.content) for message in messages)
+        ids = await self._turns.run(size, self._encode_turns, turns)
         if not ids:
             raise _empty("messages")
         check_ids(ids, self.vocab_size, "messages")
@@ -105,15 +120,12 @@ class TextEncoder:
         """
         if isinstance(prompt, str) and not offsets:
             return Echo(prompt)
-        text, begins = await self._in_thread(self._decoded, tokens)
+        text, begins = await self._turns.run(len(tokens), self._decoded, tokens)
         return Echo(prompt if isinstance(prompt, str) else text, begins if offsets else None)
 
     def close(self) -> None:
         """End the thread."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
-    async def _in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+        self._turns.close()
 
     def _encode_text(self, text: str) -> Sequence[int]:
         ids: Sequence[int] = self._tokenizer(text).input_ids

@@ -26,6 +26,9 @@ def _symbols_of_bytes() -> dict[str, int]:
 
 _BYTE_OF = _symbols_of_bytes()
 
+SYMBOLS_OF_BYTES = frozenset(_BYTE_OF)
+"""What a byte-level vocabulary needs to spell any text."""
+
 
 @dataclass(frozen=True, slots=True)
 class Token:

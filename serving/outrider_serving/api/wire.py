@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from outrider_serving.api.completion import Piece, Scored
+from outrider_serving.api.encoding import encoded
 from outrider_serving.api.records import Usage
 from outrider_serving.api.tokens import Token
 from outrider_serving.engine.types import FinishReason
@@ -18,9 +18,9 @@ LEAST_LOGPROB = -9999.0
 """What OpenAI says for a token without any probability: JSON has no infinity."""
 
 
-def event(data: Any) -> bytes:
+def event(data: Mapping[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + encoded(data) + b"\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Frame:
     include_usage: bool = False
     positions: bool = False
 
-    def whole(self, kind: str, choices: Sequence[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+    def whole(self, kind: str, choices: Iterable[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         """An object that tells of the usage."""
         return {**self._fields(kind, choices), "usage": usage_object(usage, positions=self.positions)}
 
@@ -49,7 +49,7 @@ class Frame:
         """An object of a stream that goes on; OpenAI's has a usage of null if the last one will have any."""
         return self._fields(kind, [choice]) | ({"usage": None} if self.include_usage else {})
 
-    def _fields(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def _fields(self, kind: str, choices: Iterable[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self.id,
             "object": kind,
@@ -83,7 +83,11 @@ class WireFormat(Protocol):
     """How one endpoint spells an answer."""
 
     def whole(self, choices: Sequence[Piece], usage: Usage) -> dict[str, Any]:
-        """The answer in one piece; `choices` in order, each of them whole."""
+        """The answer in one piece; `choices` in order, each of them whole.
+
+        For `encoded` only, and once: the objects of the choices are made one by one when they are spelled,
+        since all of them at once are so many that the garbage collector stalls every stream.
+        """
 
     def opening(self) -> Sequence[dict[str, Any]]:
         """What a stream begins with, sent together with its first piece."""
@@ -105,7 +109,7 @@ class CompletionFormat:
 
     def whole(self, choices: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         """See WireFormat."""
-        return self._frame.whole(self.KIND, [_completion_choice(choice) for choice in choices], usage)
+        return self._frame.whole(self.KIND, map(_completion_choice, choices), usage)
 
     def opening(self) -> Sequence[dict[str, Any]]:
         """See WireFormat."""
@@ -169,7 +173,7 @@ class ChatFormat:
 
     def whole(self, choices: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         """See WireFormat."""
-        return self._frame.whole(self.KIND, [_chat_choice(choice) for choice in choices], usage)
+        return self._frame.whole(self.KIND, map(_chat_choice, choices), usage)
 
     def opening(self) -> Sequence[dict[str, Any]]:
         """See WireFormat."""

@@ -11,6 +11,7 @@ from outrider_serving.engine.grammars import Grammars
 from outrider_serving.engine.records import PageCounts
 from outrider_serving.engine.residence import Build, Grant
 from outrider_serving.engine.schedule.scheduler import EngineLimits, Scheduler
+from outrider_serving.engine.schedule.sequence import end_tokens
 from outrider_serving.engine.speculation import Speculation
 from outrider_serving.engine.step import StepOutput, Stepper
 from outrider_serving.engine.target.kv import KVStore
@@ -19,7 +20,6 @@ from outrider_serving.engine.target.runner import ModelRunner
 from outrider_serving.engine.types import (
     EngineError,
     Labels,
-    QueueFullError,
     Request,
     SamplingClass,
     SamplingParams,
@@ -68,8 +68,8 @@ class EngineCore:
         self._settings = settings
         self._draws = draws
         self._active: dict[str, Active] = {}
-        self._grammars = Grammars(loaded)
-        self._limits = limits
+        self._grammars = Grammars(loaded, limits.max_waiting)
+        self._clock = clock
         model, slots = loaded.model, limits.pages * limits.page_size
         self._scheduler = Scheduler(limits)
         self._reserve = Reserve(proposer_bytes)
@@ -133,8 +133,6 @@ class EngineCore:
         self._check(request)
         if request.params.grammar is None:
             self._enter(request, None)
-        elif len(self._grammars) >= self._limits.max_waiting:
-            raise QueueFullError(len(self._grammars), self._limits.max_waiting)
         else:
             self._grammars.begin(request)
 
@@ -201,29 +199,34 @@ class EngineCore:
                 f"prompt ({len(prompt)} tokens) and max_tokens ({request.params.max_tokens}, at least 1) "
                 f"exceed the context length ({limit})"
             )
+        pool = self._scheduler.pool
+        needed = pool.pages_for(len(prompt) + request.params.max_tokens)
+        if needed > pool.total:
+            raise ValueError(f"prompt and max_tokens need {needed} pages, there are {pool.total}")
 
     def _enter(self, request: Request, constraint: Matcher | None) -> None:
-        sequence = self._scheduler.submit(request, self._loaded.eos_token_ids)
         law = TokenLaw(
             request.params,
             request.prompt,
             vocab_size=self._loaded.vocab_size,
-            ends=sequence.ends,
+            ends=end_tokens(request.params, self._loaded.eos_token_ids),
             constraint=constraint,
         )
-        self._speculation.expect(request, self._settings)
         verifying, proposing = self._draws(request)
+        sequence = self._scheduler.submit(request, self._loaded.eos_token_ids)
+        self._speculation.expect(request, self._settings)
         self._active[request.id] = Active(sequence, law, verifying, proposing)
 
     def _enter_compiled(self) -> list[tuple[str, EngineError]]:
         """Queue the requests whose grammar is compiled; without other work, wait a moment for one."""
         refused: list[tuple[str, EngineError]] = []
         if self._grammars:
-            for request, matcher in self._grammars.ready(0.0 if self._active else _PATIENCE):
+            patience = 0.0 if self._active else _PATIENCE
+            for request, outcome in self._grammars.ready(patience, self._clock()):
                 try:
-                    if isinstance(matcher, EngineError):
-                        raise matcher
-                    self._enter(request, matcher)
+                    if isinstance(outcome, EngineError):
+                        raise outcome
+                    self._enter(request, outcome)
                 except EngineError as error:
                     refused.append((request.id, error))
         return refused

@@ -70,7 +70,6 @@ class StepRecord:
         verification_seconds: distributions, draws and comparison.
         rest_seconds: everything else: scheduling, handing over of deltas.
         proposer_failures: exceptions raised by proposers; the rows concerned went on without proposals.
-        pages: after the step.
         preemptions: requests that lost their pages in this step, and wait again.
     """
 
@@ -84,7 +83,6 @@ class StepRecord:
     verification_seconds: float
     rest_seconds: float
     proposer_failures: int = 0
-    pages: PageCounts = PageCounts()
     preemptions: int = 0
 
     @property

@@ -42,7 +42,11 @@ class Grant:
 
         Raises:
             ProposerMemoryError: weights and layers do not fit into what is left of the reserve.
+            ValueError: it wants hidden states that the target does not have.
         """
+        last = self._target.config.get_text_config().num_hidden_layers
+        if unknown := [layer for layer in proposer.needs.hidden_layers if not 0 <= layer <= last]:
+            raise ValueError(f"it wants the hidden states {unknown}, but the target has 0 to {last}")
         shapes, dtype = dict(enumerate(proposer.needs.kv_layers)), self._target.dtype
         slots = self._pool.total * self._pool.page_size
         layers = slots * sum(shape.bytes_per_token(dtype) for shape in shapes.values())
@@ -89,6 +93,7 @@ class Residence:
         self._clock = clock
         self._loading: tuple[Proposer, Future[None]] | None = None
         self._mark = ""
+        self._needs = Needs()
         self._missing: dict[str, int] = {}
         self._pause = 0.0
         self._failed_at = -math.inf
@@ -97,7 +102,7 @@ class Residence:
     @property
     def needs(self) -> Needs:
         """What the loaded proposer wants of the target."""
-        return self.proposer.needs if self.proposer is not None else Needs()
+        return self._needs if self.proposer is not None else Needs()
 
     @property
     def marks(self) -> frozenset[str]:
@@ -188,6 +193,7 @@ class Residence:
     def _enter(self, proposer: Proposer, running: Iterable[Running], load: Callable[[], None]) -> None:
         """The proposer is loaded by `load`, told of what runs, and there."""
         load()
+        self._needs = proposer.needs
         self.proposer, self.trouble = proposer, None
         for sequence in running:
             self._missing[sequence.request.id] = sequence.computed

@@ -47,7 +47,7 @@ class Speculation:
 
     The proposer of every arm is loaded as soon as the settings name it, so that it knows every running
     request's text when it comes into force; one that a request asks for by itself is loaded then. When the
-    settings change, a proposer that neither an arm nor a running request wants is closed. Belongs to the
+    settings change, a proposer that neither an arm nor a request wants is closed. Belongs to the
     thread of the steps.
 
     Attributes:
@@ -94,15 +94,18 @@ class Speculation:
         """A request has arrived, which may ask for a proposer of its own: it is loaded with the next step."""
         self._residence(settings.proposer, request.speculation.method or settings.proposer.method)
 
-    def prepare(self, settings: PodSettings, running: Sequence[Running]) -> None:
+    def prepare(self, settings: PodSettings, running: Sequence[Running], every: Iterable[Running]) -> None:
         """Load and close proposers as the settings want it, between two steps.
 
-        `running` are the requests that have begun: a proposer that is new is told of them.
+        Args:
+            settings: those in force.
+            running: the requests that have begun: a proposer that is new is told of them.
+            every: these and those that wait: what they ask for is kept.
         """
         if settings is not self._settings:
             self._settings = settings
             wanted = {_name(arm.proposer, arm.proposer.method) for arm in settings.arms.values()}
-            wanted |= {self._residence_of(sequence, settings.proposer).name for sequence in running}
+            wanted |= {self._residence_of(sequence, settings.proposer).name for sequence in every}
             for name in self._residences.keys() - wanted:
                 self._close(self._residences.pop(name))
             for arm in settings.arms.values():

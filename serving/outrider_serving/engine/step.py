@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from outrider_serving.engine.active import Active, Turn
-from outrider_serving.engine.records import PageCounts, RowRecord, StepRecord
+from outrider_serving.engine.records import RowRecord, StepRecord
 from outrider_serving.engine.schedule.scheduler import Plan, Scheduler, Work
 from outrider_serving.engine.speculation import Asking, Speculation
 from outrider_serving.engine.target.batch import Piece, pack, slots_of
@@ -18,6 +18,7 @@ from outrider_serving.engine.target.runner import ModelRunner, Pass, joined
 from outrider_serving.engine.telling import deltas_of
 from outrider_serving.engine.types import Delta, EngineError
 from outrider_serving.proposers.base import Advanced, Preempted
+from outrider_serving.sampling.proposal import Proposal
 from outrider_serving.sampling.verification import VerifyRow, verify
 from outrider_serving.settings import PodSettings
 
@@ -88,7 +89,7 @@ class Stepper:
             torch.AcceleratorError: the device is broken, and with it every request.
         """
         clock, failures, seconds = _Clock(), self._speculation.failures, self._speculation.seconds
-        plan = self._plan(settings)
+        plan = self._plan(settings, active)
         turns = [_turn(active[work.sequence.request.id], work) for work in plan.work]
         waiting = self._scheduler.waiting
         self._propose(turns, settings)
@@ -111,15 +112,15 @@ class Stepper:
             verification_seconds=verification,
             rest_seconds=rest + clock.lap() - proposal,
             proposer_failures=self._speculation.failures - failures,
-            pages=self._pages(),
             preemptions=len(plan.preempted),
         )
         cancelled = tuple(sequence.request.id for sequence, error in plan.ended if error is None)
         return StepOutput(record if turns else None, tuple(deltas), _failures(plan, turns), cancelled)
 
-    def _plan(self, settings: PodSettings) -> Plan:
+    def _plan(self, settings: PodSettings, active: Mapping[str, Active]) -> Plan:
         """Who takes part, and with how much; proposers are told who begins, waits again or is gone."""
-        self._speculation.prepare(settings, self._scheduler.sequences)
+        every = (one.sequence for one in active.values())
+        self._speculation.prepare(settings, self._scheduler.sequences, every)
         arm = settings.proposer
         plan = self._scheduler.plan(
             self._clock(),
@@ -169,6 +170,7 @@ class Stepper:
         passes: list[Pass] = []
         tokens = rows = 0
         for turn in turns:
+            turn.proposal = Proposal()  # which may be what there was no memory for
             try:
                 alone = self._pass([turn])
             except torch.AcceleratorError:
@@ -178,7 +180,7 @@ class Stepper:
                 turn.error = error
             else:
                 turn.first, turn.root = turn.first + tokens, turn.root + rows
-                tokens += turn.tokens + len(turn.proposal)
+                tokens += turn.tokens
                 rows += len(alone.logits)
                 passes.append(alone)
         return joined(passes) if passes else None
@@ -205,10 +207,11 @@ class Stepper:
 
     def _commit(self, turns: Sequence[Turn], ran: Pass | None) -> list[Delta]:
         """Add tokens to texts, keep their keys and values, tell the proposers, free what has ended."""
+        for turn in turns:
+            if turn.verdict is not None:
+                self._add(turn)
         alive = [turn for turn in turns if turn.error is None]
         for turn in alive:
-            if turn.verdict is not None:
-                turn.commit()
             turn.sequence.computed = turn.context + turn.tokens + len(turn.kept)
         deltas: list[Delta] = []
         if ran is not None:
@@ -222,6 +225,15 @@ class Stepper:
             self._scheduler.finish(sequence)
         self._speculation.forget(sequence.request.id for sequence in ended)
         return deltas
+
+    @staticmethod
+    def _add(turn: Turn) -> None:
+        """Add tokens to a text; a grammar that cannot follow them fails its request alone."""
+        try:
+            turn.commit()
+        except Exception as error:
+            logger.exception("request %s failed", turn.sequence.request.id)
+            turn.error = error
 
     def _gather(self, turns: Sequence[Turn]) -> None:
         """Move the keys and values of accepted nodes to where the text has them: nothing, for chains."""
@@ -247,10 +259,6 @@ class Stepper:
             pages=tuple(turn.sequence.pages),
             committed=turn.committed,
         )
-
-    def _pages(self) -> PageCounts:
-        pool = self._scheduler.pool
-        return PageCounts(total=pool.total, held=pool.held, cached=pool.cached)
 
 
 def _turn(active: Active, work: Work) -> Turn:

@@ -171,6 +171,8 @@ def _reason(message: str) -> str:
         return "nothing can match it"
     if "recursion limit exceeded" in message:
         return "it is nested too deep"
+    if "oneOf constraints are not supported" in message:
+        return "oneOf of options that do not exclude each other is not supported; use anyOf"
     message = re.split(r"\n +\d+ \| ", message, maxsplit=1)[0]
     message = re.sub(r"^(at )?\d+\(\d+\): ", "", message).removeprefix("failed to compile JSON schema: ")
     for before in ("(in regex): ", "\nerror: "):

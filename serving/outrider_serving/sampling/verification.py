@@ -37,13 +37,16 @@ from torch import Tensor
 from outrider_serving.sampling.coupling import coupled_tokens
 from outrider_serving.sampling.distribution import Distribution
 from outrider_serving.sampling.highest import highest
-from outrider_serving.sampling.law import TokenLaw, best, distributions
+from outrider_serving.sampling.law import NoTokenLeftError, TokenLaw, best, distributions
 from outrider_serving.sampling.noise import NoiseKey
 from outrider_serving.sampling.proposal import ROOT, Proposal
 from outrider_serving.sampling.randomness import Randomness
 from outrider_serving.sampling.rejection import sample
 
 _Answer = TypeVar("_Answer")
+
+_MASS_SLACK = 1e-6
+"""How far from 1 the sum of a proposer's q may be: more is no rounding, even of weights in float32."""
 
 _ELEMENTS_AT_ONCE = 1 << 24
 """Most probabilities that are made at once: 128 MiB each of logits, their softmax and noise."""
@@ -99,16 +102,38 @@ def proposal_fault(proposal: Proposal, vocab_size: int) -> str | None:
         return f"{nodes} tokens, {len(proposal.parents)} parents, {len(proposal.q)} distributions"
     if not all(ROOT <= parent < node for node, parent in enumerate(proposal.parents)):
         return "a node comes before its parent"
-    if not all(0 <= token < vocab_size for token in tokens):
-        return f"a token outside the vocabulary of {vocab_size}"
+    if not all(type(token) is int and 0 <= token < vocab_size for token in tokens):
+        return f"a token that is no whole number from 0 to {vocab_size - 1}"
     if len(set(zip(proposal.parents, tokens, strict=True))) != nodes:
         return "two siblings of the same token"
     drawn = [(token, q) for token, q in zip(tokens, proposal.q, strict=False) if q is not None]
-    if any(len(q.probs) != (vocab_size if q.ids is None else len(q.ids)) for _, q in drawn):
-        return "a distribution of the wrong size"
-    if not all(q.prob(token) > 0 for token, q in drawn):
-        return "a token that its distribution cannot have drawn"
+    for token, q in drawn:
+        if fault := _law_fault(q, vocab_size):
+            return fault
+        if not q.prob(token) > 0:
+            return "a token that its distribution cannot have drawn"
     return None
+
+
+def _law_fault(q: object, vocab_size: int) -> str | None:
+    """What makes a proposer's q no distribution; None where nothing does."""
+    if not isinstance(q, Distribution) or q.probs.dtype is not torch.float64 or q.probs.dim() != 1:
+        return "a q that is no Distribution of float64 [support]"
+    ids = q.ids
+    if len(q.probs) != (vocab_size if ids is None else len(ids)):
+        return "a distribution of the wrong size"
+    if ids is not None and (ids.dtype is not torch.int64 or not _are_tokens(ids, vocab_size)):
+        return "a support that is not int64, distinct and within the vocabulary"
+    least, mass = torch.stack([q.probs.amin(), q.probs.sum()]).tolist()
+    if not (least >= 0 and abs(mass - 1) < _MASS_SLACK):
+        return f"a distribution with the sum {mass:g} and the least probability {least:g}"
+    return None
+
+
+def _are_tokens(ids: Tensor, vocab_size: int) -> bool:
+    least, most = torch.stack(ids.aminmax()).tolist()
+    in_order = ids.sort().values
+    return least >= 0 and most < vocab_size and bool((in_order[1:] > in_order[:-1]).all())
 
 
 def verify(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict | Exception]:
@@ -201,10 +226,13 @@ def _walk_plain(walks: Sequence[_Walk], logits: Tensor) -> None:
     if not positions:
         return
     theirs = logits if positions == list(range(len(logits))) else logits[positions]
-    argmax = dict(zip(positions, highest(theirs).tolist(), strict=True))
+    tokens = highest(theirs)
+    finite = theirs.gather(-1, tokens[:, None])[:, 0].isfinite()
+    found = dict(zip(positions, zip(tokens.tolist(), finite.tolist(), strict=True), strict=True))
     for walk in walks:
         while not walk.ended:
-            walk.follow(argmax[walk.logits])
+            token, sound = found[walk.logits]
+            walk.follow(token) if sound else walk.fail(NoTokenLeftError())
 
 
 def _walk(walks: Sequence[_Walk], logits: Tensor) -> None:

@@ -1,5 +1,6 @@
 """What cannot be answered gets a clear error that names the field, and the server goes on."""
 
+import gzip
 import json
 import socket
 from collections.abc import Iterator
@@ -126,3 +127,11 @@ def test_a_template_that_refuses(server: ServerProcess) -> None:
     body = {"model": "tiny", "messages": [TURN, {"role": "robot", "content": "x"}]}
     found = error(post(server, body, "/v1/chat/completions"))
     assert found["param"] == "messages[1].role"
+
+
+def test_a_compressed_body_is_refused_by_name(server: ServerProcess) -> None:
+    body = gzip.compress(json.dumps(GOOD).encode())
+    found = error(post(server, body, **{"content-encoding": "gzip"}), 415)
+    assert found["code"] == "unsupported_encoding"
+    assert "gzip" in found["message"]
+    assert post(server, GOOD, **{"content-encoding": "identity"}).status_code == 200

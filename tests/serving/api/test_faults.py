@@ -16,7 +16,7 @@ from outrider_serving.api.errors import ApiError
 from outrider_serving.api.state import ServedModel, Serving
 from outrider_serving.api.text import TextEncoder
 from outrider_serving.engine.process.child import Ending, Reason
-from outrider_serving.engine.records import PageCounts, StepRecord
+from outrider_serving.engine.records import PageCounts
 from outrider_serving.engine.types import (
     DeadlineError,
     Delta,
@@ -53,6 +53,7 @@ class ScriptedEngine:
 
     running = waiting = 0
     proposer_trouble = None
+    pages = PageCounts()
 
     def __init__(self, *script: Delta | Exception) -> None:
         self.script = script
@@ -182,8 +183,8 @@ async def test_an_engine_that_is_restarted(make: Make) -> None:
     engine = ScriptedEngine(TEXT, END)
     serving = make(engine)
     assert (await health(serving)) == {"/healthz": (200, "ok\n"), "/readyz": (200, "ok\n")}
-    serving.record_step(StepRecord("stable", 0, 0.0, (), 0, 0, 0, 0, 0, pages=PageCounts(9, 3, 2)))
-    assert gauge(serving, "outrider_pages_held") == 3
+    engine.pages = PageCounts(9, 3, 2)
+    assert [gauge(serving, f"outrider_pages_{name}") for name in ("total", "held", "cached")] == [9, 3, 2]
     engine.unready = "the engine's process was ended by signal 9, and is being restarted"
     serving.record_ending(Ending(Reason.DIED, "was ended by signal 9"))
     assert (await health(serving)) == {
@@ -195,7 +196,7 @@ async def test_an_engine_that_is_restarted(make: Make) -> None:
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
     assert "signal 9" in refused.json()["error"]["message"]
     assert counted(serving) == [("refused", "missed")]
-    assert [gauge(serving, f"outrider_{name}") for name in ("ready", "pages_total", "pages_held")] == [0] * 3
+    assert gauge(serving, "outrider_ready") == 0
     assert gauge(serving, "outrider_engine_restarts_total") == 1
     engine.unready = None
     assert (await ask(serving)).status_code == 200
@@ -206,6 +207,16 @@ async def test_an_engine_that_cannot_be_restarted(make: Make) -> None:
     serving = make(engine)
     engine.unready = engine.failure = "the device is gone"
     assert (await health(serving)) == dict.fromkeys(("/healthz", "/readyz"), (503, "the device is gone\n"))
+
+
+@pytest.mark.parametrize("path", ["/v1/completions/", "/v1/chat/completions/", "/v1/models/", "/healthz/"])
+async def test_a_slash_too_many_is_not_found(make: Make, path: str) -> None:
+    """No redirection, which a client may follow without its key or its body."""
+    transport = httpx.ASGITransport(create_app(make(ScriptedEngine())))
+    async with httpx.AsyncClient(transport=transport, base_url="http://m") as client:
+        answer = await client.request("GET" if path in ("/v1/models/", "/healthz/") else "POST", path)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 async def test_a_body_that_does_not_arrive() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import time
@@ -189,6 +190,54 @@ def test_the_engines_process_is_stopped_under_load(start: Start, plain: Path) ->
     assert gone(first)
     assert server.client().completions.create(model="plain", prompt="a").choices
     assert server.metric("outrider_engine_restarts_total", reason="stalled") == 1
+
+
+def test_a_stop_that_signals_every_process_still_drains(start: Start, plain: Path) -> None:
+    server = start(str(plain), "--drain-delay", "0", "--grace-period", "30").ready()
+    stream = server.client().completions.create(max_tokens=300, **ENDLESS)
+    next(stream)
+    os.kill(engine_pid(server), signal.SIGTERM)
+    server.signal()
+    assert list(stream)[-1].choices[0].finish_reason == "length"
+    assert server.wait() == 0
+
+
+def test_no_page_is_held_once_the_last_client_has_hung_up(start: Start, plain: Path) -> None:
+    server = start(str(plain)).ready()
+    stream = server.client().completions.create(max_tokens=90_000, **ENDLESS)
+    next(stream)
+    eventually(lambda: server.metric("outrider_pages_held") > 0)
+    stream.close()
+    eventually(lambda: server.metric("outrider_requests_running") == 0)
+    eventually(lambda: server.metric("outrider_pages_held") == 0)
+
+
+def test_connections_that_say_nothing_do_not_flood_the_log_nor_hide_the_health(
+    start: Start, plain: Path
+) -> None:
+    server = start(str(plain)).ready()
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (64, 64))
+    port = int(server.url.rpartition(":")[2])
+    with contextlib.ExitStack() as held:
+        before = len(server.lines)
+        for _ in range(200):
+            held.enter_context(connect(port))
+        for _ in range(3):
+            assert httpx.get(server.admin_url + "/healthz", timeout=5).status_code == 200
+        assert len(server.events("too many connections: closing new ones")) == 1
+        assert len(server.lines) - before < 10
+    eventually(lambda: accepts(server))
+    assert server.client().completions.create(model="plain", prompt="a").choices
+
+
+def test_it_takes_all_the_descriptors_that_it_may_have(start: Start, plain: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
+    try:
+        server = start(str(plain)).ready()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE) == (hard, hard)
 
 
 def test_the_server_is_killed(start: Start, plain: Path) -> None:

@@ -39,6 +39,24 @@ def test_a_full_queue_refuses_with_retry_after_and_recovers(tiny: Path, start: S
     assert not isinstance(ask(server, 4), openai.APIStatusError)
 
 
+def test_prompts_that_wait_to_be_encoded_are_bounded_too(tiny: Path, start: Start) -> None:
+    server = start(str(tiny), "--served-name", "tiny", "--max-running", "1", "--max-waiting", "2").ready()
+    long = [{"role": "user", "content": "the cat " * 100_000}]
+
+    def converse(_: int) -> openai.APIStatusError:
+        with pytest.raises(openai.APIStatusError) as refused:
+            server.client().chat.completions.create(model="tiny", messages=long, max_tokens=1)
+        return refused.value
+
+    with ThreadPoolExecutor(12) as crowd:
+        refused = list(crowd.map(converse, range(12)))
+    assert {error.code for error in refused} == {"queue_full", "context_length_exceeded"}
+    busy = [error for error in refused if error.status_code == 429]
+    assert all(int(error.response.headers["retry-after"]) >= 1 for error in busy)
+    assert server.metric("outrider_requests_total", outcome="refused") == len(busy)
+    assert not isinstance(ask(server, 4), openai.APIStatusError)
+
+
 def test_a_timeout_is_a_504_or_the_last_event_and_counts_as_missed(tiny: Path, start: Start) -> None:
     server = start(str(tiny), "--served-name", "tiny").ready()
     late = ask(server, 6000, timeout=0.4)

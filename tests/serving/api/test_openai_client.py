@@ -196,6 +196,17 @@ def test_an_echo_scores_the_prompt_as_generation_does(client: openai.OpenAI) -> 
     assert echoed[3:8] == pytest.approx(generated, abs=1e-4)
 
 
+def test_an_echo_has_the_same_scores_in_all_choices(client: openai.OpenAI) -> None:
+    def scores(n: int) -> list[list[float]]:
+        made = client.completions.create(prompt=PROMPT, logprobs=1, echo=True, n=n, **GREEDY)
+        found = [choice.logprobs.token_logprobs for choice in made.choices if choice.logprobs]
+        return [each for each in found if each is not None]
+
+    (alone,) = scores(1)
+    together = scores(4)
+    assert [each[1:] for each in together] == [pytest.approx(alone[1:], abs=1e-4)] * 4
+
+
 def test_an_echo_begins_with_the_prompt(client: openai.OpenAI) -> None:
     choice = client.completions.create(prompt=PROMPT, logprobs=1, echo=True, **GREEDY).choices[0]
     plain = client.completions.create(prompt=PROMPT, **GREEDY).choices[0]

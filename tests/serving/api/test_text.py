@@ -1,5 +1,6 @@
 """Prompts and conversations as tokens, with a real tokenizer."""
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -91,6 +92,14 @@ async def test_ids_beyond_the_models_vocabulary(tokenizer: PreTrainedTokenizerFa
     with pytest.raises(ApiError, match=r"outside the model's vocabulary \(0 to 9\)"):
         await encoder.encode("zebra")
     encoder.close()
+
+
+async def test_a_short_prompt_does_not_wait_for_the_long_ones_before_it(encoder: TextEncoder) -> None:
+    long = [asyncio.create_task(encoder.encode("the cat " * 20_000)) for _ in range(8)]
+    await asyncio.sleep(0)
+    await encoder.encode("short")
+    assert not all(task.done() for task in long)
+    await asyncio.gather(*long)
 
 
 async def test_a_template_that_breaks_on_a_conversation(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -74,6 +74,10 @@ class ScriptedCore:
     def running(self) -> int:
         return len(self.requests)
 
+    @property
+    def pages(self) -> PageCounts:
+        return PageCounts(100, len(self.requests), 1)
+
     def set_settings(self, settings: PodSettings) -> None:
         self.settings = settings
 
@@ -103,7 +107,7 @@ class ScriptedCore:
             output.deltas += (self._delta(request),)
         output.record = StepRecord(
             *("stable", self.settings.generation, time.monotonic(), tuple(rows), 0, 0.1, 0.1, 0.1, 0.1),
-            pages=PageCounts(100, len(self.requests), 1),
+            pages=self.pages,
         )
         return output
 

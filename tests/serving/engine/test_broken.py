@@ -1,4 +1,4 @@
-"""What a hostile proposer or request may still do to an engine that should bear it."""
+"""Proposers, grammars and targets that are broken or slow: each fails what it must, and nothing else."""
 
 from __future__ import annotations
 

@@ -314,12 +314,12 @@ def test_records_add_up_to_what_was_told(tiny_gemma3: LoadedModel) -> None:
     assert sum(row.proposed for row in rows) == sum(result.proposed for result in results)
     assert sum(row.accepted for row in rows) == sum(result.accepted for result in results) > 0
     assert sum(row.finished for row in rows) == 5
+    assert engine.core.pages.total == 256
     for record in engine.records:
         assert sum(record.accepted_by_position) == sum(row.accepted for row in record.rows)
         assert sum(record.proposed_by_position) == sum(row.depth for row in record.rows)
         assert record.tokens == sum(row.tokens for row in record.rows) <= 256
         assert record.busy_seconds > 0
-        assert record.pages.total == 256
 
 
 def test_a_long_prompt_is_read_in_parts_between_the_steps_of_others(tiny_llama: LoadedModel) -> None:

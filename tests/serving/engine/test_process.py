@@ -19,7 +19,7 @@ from outrider_serving.engine.options import EngineOptions
 from outrider_serving.engine.process import child, client
 from outrider_serving.engine.process.child import Ending, Patience
 from outrider_serving.engine.process.client import EngineClient
-from outrider_serving.engine.records import StepRecord
+from outrider_serving.engine.records import PageCounts, StepRecord
 from outrider_serving.engine.types import (
     DeadlineError,
     Delta,
@@ -189,6 +189,42 @@ class TestRequests:
         unread = [delta async for delta in slow]
         assert sum(len(delta.tokens) for delta in unread) == 299 * 10_000
 
+    async def test_a_reader_that_is_too_slow_loses_its_request(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What waited for it is still read, and then says so; the engine does not go on for nobody."""
+        monkeypatch.setattr(client, "MAX_UNREAD", 20)
+        engine = await make()
+        slow = engine.generate(request("slow", max_tokens=ENDLESS))
+        await anext(slow)
+        await until(lambda: engine.running == engine.waiting == 0)
+        for _ in range(20):
+            await anext(slow)
+        with pytest.raises(EngineError, match="reader is too slow: 20 deltas"):
+            await anext(slow)
+        (last,) = await collect(engine, request("last", max_tokens=1))
+        assert (last.proposed, last.depth) == (1, 1), "requests that the core knows, cancels that it has seen"
+
+    async def test_an_answer_that_fits_may_be_read_at_its_end(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(client, "MAX_UNREAD", 20)
+        engine = await make()
+        late = engine.generate(request("late", max_tokens=22))
+        await anext(late)
+        await until(lambda: engine.running == engine.waiting == 0)
+        assert len([delta async for delta in late]) == 21
+
+    async def test_pages_are_told_of_also_where_no_request_took_part(self, make: Make) -> None:
+        engine = await make()
+        assert engine.pages == PageCounts(total=100)
+        reader = await begin(engine, request("a", max_tokens=50))
+        assert engine.pages == PageCounts(100, 1, 1)
+        await reader
+        with pytest.raises(DeadlineError):
+            await collect(engine, request("b", Act.EXPIRE))
+        assert engine.pages == PageCounts(100, 0, 1)
+
     async def test_a_listener_that_raises_harms_no_request(self, make: Make) -> None:
         engine = await make()
         engine._on_step = lambda _: 1 / 0
@@ -232,6 +268,7 @@ class TestDeath:
                 await reader
         assert "signal 9" in str(engine.unready)
         assert (engine.running, engine.waiting, engine.failure) == (0, 0, None)
+        assert engine.pages == PageCounts()
         with pytest.raises(EngineClosedError, match="signal 9"):
             await collect(engine, request("refused"))
         await until(lambda: engine.unready is None)
@@ -422,6 +459,17 @@ class TestEnd:
         with pytest.raises(EngineClosedError, match="shutting down"):
             await collect(engine, request("b"))
         assert not alive(pid)
+        assert engine.endings == []
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    async def test_a_stop_that_signals_every_process_ends_no_request(
+        self, make: Make, number: signal.Signals
+    ) -> None:
+        engine = await make()
+        reader = await begin(engine, request("a", max_tokens=200))
+        assert engine.pid is not None
+        os.kill(engine.pid, number)
+        assert len(await reader) == 200
         assert engine.endings == []
 
     @pytest.mark.parametrize("stop", [False, True])

@@ -15,6 +15,7 @@ from outrider_serving.api.app import create_app
 from outrider_serving.api.records import Outcome, RequestRecord, Verdict
 from outrider_serving.api.state import ServedModel, Serving
 from outrider_serving.api.text import TextEncoder
+from outrider_serving.engine.records import PageCounts
 from outrider_serving.engine.types import (
     DeadlineError,
     Delta,
@@ -38,7 +39,8 @@ class Engine:
     """
 
     running = waiting = 0
-    unready = failure = None
+    unready = failure = proposer_trouble = None
+    pages = PageCounts()
 
     def __init__(self, text: str, *, pause: float = 0.0, end: Exception | None = None) -> None:
         self.text, self.pause, self.end = text, pause, end
@@ -82,6 +84,25 @@ class Engine:
                 yield TokenLogprobs(-float(token), ((2, -0.125), (3, -2.5))[:likeliest])
 
 
+class Late(Engine):
+    """Begins with the first choice last."""
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        await asyncio.sleep(0.02 / (request.params.choice + 1))
+        async for delta in super().generate(request):
+            yield delta
+
+
+class Reversed(Engine):
+    """Commits three tokens for each choice at once, for the first one two seconds after the second."""
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        await asyncio.sleep(0.01 * request.params.choice)
+        committed = request.received + 2.5 - 2 * request.params.choice
+        tokens = tuple(BYTES("xyz").input_ids)
+        yield Delta(request.id, tokens, committed, finish_reason=FinishReason.LENGTH)
+
+
 class Recorded(Serving):
     """Keeps its records."""
 
@@ -101,11 +122,13 @@ Make = Callable[..., Recorded]
 def make() -> Iterator[Make]:
     made: list[Serving] = []
 
-    def make_one(engine: Engine, limits: RequestLimits | None = None) -> Recorded:
+    def make_one(engine: Engine, limits: RequestLimits | None = None, max_waiting: int = 256) -> Recorded:
         changes = {"objective": OBJECTIVE, "requests": limits or RequestLimits()}
         serving = Recorded(default_settings().model_copy(update=changes))
         made.append(serving)
-        encoder = TextEncoder(BYTES, vocab_size=len(BYTES), chat_template=CHAT_TEMPLATE)
+        encoder = TextEncoder(
+            BYTES, vocab_size=len(BYTES), chat_template=CHAT_TEMPLATE, max_waiting=max_waiting
+        )
         state = ModelState(name="m", revision="r", dtype="float32", context_length=200)
         serving.serve(ServedModel(state, engine, encoder))
         return serving
@@ -203,6 +226,54 @@ async def test_an_echo_with_logprobs(make: Make, monkeypatch: pytest.MonkeyPatch
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     parts = [chunk["choices"][0]["logprobs"] for chunk in streamed]
     assert {name: [item for part in parts for item in part[name]] for name in names} == logprobs
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_echo_is_scored_once_for_all_choices(make: Make, *, stream: bool) -> None:
+    """The second choice has nothing of its own to score the prompt with, and comes before the first."""
+    engine = Late("cat")
+    answer = await ask(make(engine), echo=True, logprobs=1, n=3, stream=stream)
+    chunks = events(answer) if stream else [answer.json()]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    texts, logprobs = [""] * 3, [list[float | None]() for _ in range(3)]
+    for choice in choices:
+        texts[choice["index"]] += choice["text"]
+        logprobs[choice["index"]] += choice["logprobs"]["token_logprobs"]
+    prompt, own = BYTES("the").input_ids, BYTES("cat").input_ids
+    assert texts == ["thecat", "thecatcat", "thecatcatcat"]
+    assert logprobs[0] == [None, *(-float(token) for token in [*prompt, *own][1:])]
+    assert [scores[: len(logprobs[0])] for scores in logprobs] == [logprobs[0]] * 3
+    assert [request.params.prompt_logprobs for request in engine.asked].count(None) == 2
+
+
+async def test_choices_that_are_read_out_of_order_are_timed_by_the_clock(make: Make) -> None:
+    serving = make(Reversed("a"))
+    assert (await ask(serving, n=2)).status_code == 200
+    (record,) = serving.records
+    assert record.ttft == pytest.approx(0.5)
+    assert record.tpot == pytest.approx(2 / (record.usage.completion_tokens / 2 - 1))
+    assert b"gen_ai_server_time_per_output_token_seconds_count" in serving.telemetry.exposition()
+
+
+async def test_a_prompt_is_refused_where_too_many_wait_to_be_encoded(make: Make) -> None:
+    serving = make(Engine("cat"), max_waiting=1)
+    answers = await asyncio.gather(*(ask(serving, prompt="the cat " * 20) for _ in range(12)))
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert 0 < len(refused) <= 10
+    for answer in refused:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+        assert int(answer.headers["retry-after"]) >= 1
+    assert [record.outcome for record in serving.records].count(Outcome.REFUSED) == len(refused)
+
+
+async def test_a_request_that_the_shutdown_ends_is_told_when_to_come_again(make: Make) -> None:
+    serving = make(Engine("cat", pause=60))
+    asking = asyncio.create_task(ask(serving))
+    await asyncio.sleep(0.05)
+    serving.expired.set()
+    answer = await asking
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutdown")
+    assert int(answer.headers["retry-after"]) >= 1
 
 
 async def test_a_whole_answer_is_timed_by_its_commits(make: Make) -> None:

@@ -30,3 +30,18 @@ def test_an_exception_stays_on_the_line(caplog: pytest.LogCaptureFixture) -> Non
     except ValueError:
         logging.getLogger("x").exception("it failed")
     assert "ValueError: broken" in str(line_of(caplog.records[0])["exception"])
+
+
+def test_what_happens_too_often_is_logged_seldom_and_counted(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seldom = logs.Seldom()
+    for now in (1000.0, 1001.0, 1059.0, 1061.0, 1062.0):
+        with monkeypatch.context() as clock:
+            clock.setattr("time.monotonic", lambda now=now: now)
+            seldom.event(logging.getLogger("x"), "refused", port=80)
+    lines = [line_of(record) for record in caplog.records]
+    assert [(line["message"], line["port"], line["unsaid"]) for line in lines] == [
+        ("refused", 80, 0),
+        ("refused", 80, 2),
+    ]

@@ -223,6 +223,28 @@ async def test_choices_differ_in_their_number_only(model: ServedModel) -> None:
     assert len(alike) == 1
 
 
+async def test_an_echoed_prompt_is_scored_for_one_choice_only(model: ServedModel) -> None:
+    call = await prepared(model, completion(n=3, echo=True, logprobs=2))
+    assert [request.params.prompt_logprobs for request in call.requests] == [2, None, None]
+    assert [request.params.logprobs for request in call.requests] == [2, 2, 2]
+
+
+async def test_a_text_that_cannot_fit_is_refused_without_being_encoded(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = max(len(BYTES.decode([token])) for token in range(VOCABULARY))
+    error = await refusal(model, prompt="x" * ((CONTEXT - 1) * longest))
+    assert f"at least {CONTEXT}" not in error.message  # by its tokens
+
+    def encode(*_: Any) -> None:
+        raise AssertionError("it was encoded")
+
+    monkeypatch.setattr(type(BYTES), "__call__", encode)
+    error = await refusal(model, prompt="x" * (CONTEXT * longest))
+    assert (error.param, error.code) == ("prompt", "context_length_exceeded")
+    assert f"at least {CONTEXT} tokens" in error.message
+
+
 async def test_logprobs_of_the_prompt_are_for_an_echo(model: ServedModel) -> None:
     params = (await request(model, logprobs=2)).params
     assert (params.logprobs, params.prompt_logprobs) == (2, None)

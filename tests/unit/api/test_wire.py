@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.completion_choice import Logprobs
 
 from outrider_serving.api.completion import Piece, Scored
+from outrider_serving.api.encoding import encoded
 from outrider_serving.api.records import Usage
 from outrider_serving.api.tokens import Token
 from outrider_serving.api.wire import ChatFormat, CompletionFormat, Frame, event, usage_object
@@ -55,7 +55,7 @@ def frame(**fields: Any) -> Frame:
 
 def checked(model: type[Any], value: dict[str, Any]) -> Any:
     """As it is read on the other side; nothing that we send is unknown there but our own `speculation`."""
-    read = model.model_validate_json(json.dumps(value), strict=True)
+    read = model.model_validate_json(encoded(value), strict=True)
     unknown = _unknown(read)
     assert unknown <= {"speculation"}
     return read

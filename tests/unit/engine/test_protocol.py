@@ -30,7 +30,7 @@ from outrider_serving.settings import default_settings
 LABELS = Labels("other", "completions", SamplingClass.GREEDY, "stable", 3)
 REQUEST = Request("r", (1, 2, 3), SamplingParams(max_tokens=4, logit_bias=((5, -1.5),)), LABELS, tenant="red")
 ROW = RowRecord("r", LABELS, tokens=3, context=0, proposed=2, depth=2, accepted=1, committed=2, reused=1)
-RECORD = StepRecord("stable", 3, 1.5, (ROW,), 7, 0.1, 0.2, 0.3, 0.4, pages=PageCounts(9, 4, 2), preemptions=1)
+RECORD = StepRecord("stable", 3, 1.5, (ROW,), 7, 0.1, 0.2, 0.3, 0.4, preemptions=1)
 DELTA = Delta(
     "r", (4, 5), 2.5, logprobs=(TokenLogprobs(-0.5, ((4, -1.0),)),), finish_reason=FinishReason.STOP
 )
@@ -45,7 +45,7 @@ TO_ENGINE: tuple[protocol.ToEngine, ...] = (
 TO_API: tuple[protocol.ToApi, ...] = (
     protocol.Ready(MODEL),
     protocol.Broken("it broke"),
-    protocol.Stepped(RECORD, (DELTA,), (), 3),
+    protocol.Stepped(RECORD, (DELTA,), (), 3, PageCounts(9, 4, 2)),
     protocol.Beat(occupied=True),
 )
 
@@ -127,9 +127,8 @@ def test_a_message_larger_than_any_buffer() -> None:
 async def test_errors_cross_by_type(error: Exception) -> None:
     refused = protocol.Refused("r", error)
     failures = (("r", error),) if isinstance(error, EngineError) else ()
-    first, second = await read(
-        protocol.encode(refused) + protocol.encode(protocol.Stepped(None, (), failures, 0)), 1000
-    )
+    stepped = protocol.Stepped(None, (), failures, 0, PageCounts())
+    first, second = await read(protocol.encode(refused) + protocol.encode(stepped), 1000)
     assert isinstance(first, protocol.Refused)
     assert isinstance(second, protocol.Stepped)
     for crossed in (first.error, *(failed for _, failed in second.failures)):

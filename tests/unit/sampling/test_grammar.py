@@ -62,6 +62,14 @@ def test_a_refused_schema_is_not_repeated() -> None:
     assert "classified" not in str(refused.value)
 
 
+def test_options_that_do_not_exclude_each_other_are_refused_with_what_to_use_instead() -> None:
+    with pytest.raises(
+        GrammarError, match=r"exclude each other is not supported; use anyOf; allowed"
+    ) as refused:
+        json_schema_grammar({"properties": {"a": REFUSED_SCHEMAS["oneOf"]}})
+    assert "coerce" not in str(refused.value)
+
+
 def test_names_of_properties_are_not_taken_for_keywords() -> None:
     names = ("not", "minProperties", "multipleOf", "patternProperties", "properties", "required", "if")
     assert json_schema_grammar({"type": "object", "properties": {name: {"type": "null"} for name in names}})

@@ -33,7 +33,7 @@ from outrider_serving.engine.process.protocol import (
     Submit,
     ToApi,
 )
-from outrider_serving.engine.records import StepRecord
+from outrider_serving.engine.records import PageCounts, StepRecord
 from outrider_serving.engine.types import Delta, EngineClosedError, EngineError, Request
 from outrider_serving.models.errors import ModelError
 from outrider_serving.settings import PodSettings
@@ -52,6 +52,9 @@ MAX_SHORT_LIVES = 5
 LOADING = "the model is loading"
 CLOSING = "the engine is shutting down"
 
+MAX_UNREAD = 4096
+"""Deltas that may wait for their reader."""
+
 Stream = asyncio.Queue[Delta | Exception]
 
 Told = TypeVar("Told")
@@ -67,7 +70,6 @@ class EngineClient:
         *,
         factory: str = FACTORY,
         patience: Patience = DEFAULT_PATIENCE,
-        on_ready: Callable[[ModelInfo], None] = lambda _: None,
         on_step: Callable[[StepRecord], None] = lambda _: None,
         on_end: Callable[[Ending], None] = lambda _: None,
     ) -> None:
@@ -78,7 +80,6 @@ class EngineClient:
             settings: those in force until `set_settings`.
             factory: "module:function" of an `engine.process.main.Factory`; both processes can import it.
             patience: with a process that does not move.
-            on_ready: is told of every process that is ready, the first one included.
             on_step: gets the record of every step.
             on_end: is told of every process that has ended and is to be replaced.
         """
@@ -86,7 +87,6 @@ class EngineClient:
         self._settings = settings
         self._factory = factory
         self._patience = patience
-        self._on_ready = on_ready
         self._on_step = on_step
         self._on_end = on_end
         self._streams: dict[str, Stream] = {}
@@ -96,6 +96,7 @@ class EngineClient:
         self._ready_since: float | None = None
         self._short_lives = 0
         self._running = 0
+        self._pages = PageCounts()
         self._lost = False
         self._proposer_trouble: str | None = None
         self.unready: str | None = LOADING
@@ -110,6 +111,11 @@ class EngineClient:
     def waiting(self) -> int:
         """Requests that do not yet."""
         return len(self._streams) - self.running
+
+    @property
+    def pages(self) -> PageCounts:
+        """Pages of keys and values after the last step; none while there is no process that is ready."""
+        return self._pages
 
     @property
     def pid(self) -> int | None:
@@ -156,14 +162,14 @@ class EngineClient:
         """Generate a completion; nothing happens before the first delta is asked for.
 
         Ending the iteration early (break, cancellation, `aclose`) cancels the request. Deltas that are not
-        read wait here, and hold nothing up.
+        read wait here, up to MAX_UNREAD of them, and hold nothing up.
 
         Raises:
             ValueError: the request cannot be served as asked, or its id is in use.
             QueueFullError: too many requests wait.
             DeadlineError: its deadline passed.
             EngineClosedError: the engine is not ready, or has ended.
-            EngineError: the request failed inside the engine.
+            EngineError: the request failed inside the engine, or too many of its deltas were not read.
         """
         stream = self._open(request)
         try:
@@ -177,9 +183,7 @@ class EngineClient:
         finally:
             # A stream that has ended is not among them any more, and another may have its id by now.
             if self._streams.get(request.id) is stream:
-                del self._streams[request.id]
-                if self._child is not None:
-                    self._child.send(Cancel(request.id))
+                self._cancel(request.id)
 
     def _open(self, request: Request) -> Stream:
         if self.unready is not None or self._child is None:
@@ -223,8 +227,8 @@ class EngineClient:
 
     def _hear(self, message: ToApi) -> None:
         match message:
-            case Stepped(record, deltas, failures, running, trouble):
-                self._running, self._proposer_trouble = running, trouble
+            case Stepped(record, deltas, failures, running, pages, trouble):
+                self._running, self._pages, self._proposer_trouble = running, pages, trouble
                 for delta in deltas:
                     self._hand_over(delta.request_id, delta, last=delta.finish_reason is not None)
                 for request_id, error in failures:
@@ -240,17 +244,26 @@ class EngineClient:
         stream = self._streams.get(request_id)
         if stream is None:  # its reader has gone
             return
+        if not last and stream.qsize() >= MAX_UNREAD:
+            self._cancel(request_id)
+            stream.put_nowait(EngineError(f"its reader is too slow: {MAX_UNREAD} deltas of it were not read"))
+            return
         if last:
             del self._streams[request_id]
         stream.put_nowait(item)
+
+    def _cancel(self, request_id: str) -> None:
+        del self._streams[request_id]
+        if self._child is not None:
+            self._child.send(Cancel(request_id))
 
     def _become_ready(self, model: ModelInfo) -> None:
         # Whatever "main" or a directory may hold by then: a later process serves the same model.
         self._options = dataclasses.replace(self._options, revision=model.revision)
         self._ready_since = time.monotonic()
+        self._pages = PageCounts(total=model.pages)
         self.unready = None
         logs.event(logger, "the engine is ready", pages=model.pages, page_size=model.page_size)
-        _tell(self._on_ready, model)
         if not self._model.done():
             self._model.set_result(model)
 
@@ -260,7 +273,7 @@ class EngineClient:
         healthy = since is not None and time.monotonic() - since >= HEALTHY_SECONDS
         self._short_lives = 0 if healthy else self._short_lives + 1
         delay = min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** max(0, self._short_lives - 1))
-        self._running, self._proposer_trouble = 0, None
+        self._running, self._pages, self._proposer_trouble = 0, PageCounts(), None
         self.unready = f"the engine's process {ending.what}" + (
             "" if ending.lost else ", and is being restarted"
         )

@@ -44,7 +44,7 @@ from outrider_serving.engine.process.protocol import (
     encode,
     receive,
 )
-from outrider_serving.engine.records import StepRecord
+from outrider_serving.engine.records import PageCounts, StepRecord
 from outrider_serving.engine.types import Delta, EngineError, Request
 from outrider_serving.models.errors import ModelError
 from outrider_serving.settings import PodSettings
@@ -90,6 +90,11 @@ class Core(Protocol):
         ...
 
     @property
+    def pages(self) -> PageCounts:
+        """Pages of keys and values now."""
+        ...
+
+    @property
     def proposer_trouble(self) -> str | None:
         """Why a proposer that the settings name is not loaded, None where all are."""
         ...
@@ -99,7 +104,10 @@ class Core(Protocol):
         ...
 
     def cancel(self, request_id: str) -> None:
-        """Nobody reads this request any more; it may have ended already."""
+        """Nobody reads this request any more; it may have ended already.
+
+        Where it held pages, `busy` is true until a step has freed them.
+        """
         ...
 
     def set_settings(self, settings: PodSettings) -> None:
@@ -141,10 +149,13 @@ class Loop:
             for _ in range(self._inbox.qsize()):
                 self._take(self._inbox.get())
             if self._core.busy:
-                done, core = self._core.step(), self._core
-                self._say(
-                    Stepped(done.record, done.deltas, done.failures, core.running, core.proposer_trouble)
-                )
+                self._say(self._told(self._core.step()))
+
+    def _told(self, done: StepOutput) -> Stepped:
+        core = self._core
+        return Stepped(
+            done.record, done.deltas, done.failures, core.running, core.pages, core.proposer_trouble
+        )
 
     def _take(self, message: ToEngine) -> None:
         match message:
@@ -164,6 +175,7 @@ class Loop:
 def main(descriptor: int) -> NoReturn:
     """Be the engine at the other end of a socket; ends the process."""
     _die_with_parent()
+    _leave_stopping_to_parent()
     connection = socket.socket(fileno=descriptor)
     start = receive(connection)
     assert isinstance(start, Start)
@@ -261,6 +273,12 @@ def _die_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _leave_stopping_to_parent() -> None:
+    """Where a stop signals every process, requests that run here are still drained by the parent."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _exit(status: int) -> NoReturn:

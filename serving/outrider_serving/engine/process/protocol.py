@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider_serving.engine.options import EngineOptions
-from outrider_serving.engine.records import StepRecord
+from outrider_serving.engine.records import PageCounts, StepRecord
 from outrider_serving.engine.types import Delta, EngineError, Request
 from outrider_serving.settings import PodSettings
 
@@ -120,6 +120,7 @@ class Stepped:
         record: None where no request took part.
         failures: requests that have ended with an error, by id.
         running: requests that take part in steps, after this one.
+        pages: of keys and values, after this one.
         proposer_trouble: why a proposer that the settings name is not loaded, None where all are.
     """
 
@@ -127,6 +128,7 @@ class Stepped:
     deltas: tuple[Delta, ...]
     failures: tuple[tuple[str, EngineError], ...]
     running: int
+    pages: PageCounts
     proposer_trouble: str | None = None
 
 

@@ -1,0 +1,124 @@
+"""The HTTP connections of a server, and what ends one: to be one too many, to ask nothing, to read nothing.
+
+uvicorn waits for such clients for ever, and each of them holds a descriptor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from outrider_serving import logs
+
+logger = logging.getLogger(__name__)
+
+HEADER_SECONDS = 30.0
+"""How long a client that has connected, or has begun to send, may take to send the whole of a header."""
+
+WRITE_SECONDS = 30.0
+"""How long a client that is behind may take nothing of its answer; noticed within twice that time."""
+
+_rejections = logs.Seldom()
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process, and those that it starts, have as many descriptors as the system grants."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # what "unlimited" means is for some systems to refuse
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class Connection(H11Protocol):
+    """A connection of the admin port.
+
+    Attributes:
+        share: of the process's descriptors, that all connections of this kind may hold together. The rest is
+            for the other port, the engine's process and files.
+    """
+
+    share = 0.25
+
+    _header: asyncio.TimerHandle | None = None
+    _reading: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection, or close it at once where there are too many."""
+        super().connection_made(transport)
+        most = self._most()
+        if most is not None and len(self.connections) > most:
+            _rejections.event(logger, "too many connections: closing new ones", most=most)
+            transport.abort()
+        else:
+            self._expect_header()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what has come; the time for a header does not begin anew with each piece of it."""
+        super().data_received(data)
+        if self._answering:
+            _cancel(self._header)
+            self._header = None
+        elif self._header is None:
+            self._expect_header()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is closed."""
+        _cancel(self._header)
+        _cancel(self._reading)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client is behind by more than may wait here."""
+        super().pause_writing()
+        self._expect_reading()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        _cancel(self._reading)
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        """All of an answer is written, though the client may not have read it."""
+        super().on_response_complete()
+        self._expect_reading()
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _most(self) -> int | None:
+        """Connections of this kind that there may be, by the limit in force now; None for any number."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return None if limit == resource.RLIM_INFINITY else int(limit * self.share)
+
+    def _expect_header(self) -> None:
+        self._header = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+
+    def _expect_reading(self) -> None:
+        _cancel(self._reading)
+        if unread := self.transport.get_write_buffer_size():
+            self._reading = self.loop.call_later(WRITE_SECONDS, self._check_reading, unread)
+
+    def _check_reading(self, before: int) -> None:
+        # Where the next answer is being written, what is unread tells nothing; its end or its pause will.
+        if self._answering and not self.flow.write_paused:
+            return
+        if self.transport.get_write_buffer_size() < before:
+            self._expect_reading()
+        else:
+            # The application sees a client that hung up.
+            self.transport.abort()
+
+
+class PublicConnection(Connection):
+    """A connection of the public port."""
+
+    share = 0.5
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

@@ -1,0 +1,99 @@
+"""One thread, the smallest call first, and no more in the waiting room than it has places."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from outrider_serving.api.turns import Turns
+from outrider_serving.engine.types import QueueFullError
+
+Started = asyncio.Task[None]
+
+
+class Room:
+    """Turns whose thread is held up until the gate opens; remembers who had a turn."""
+
+    def __init__(self, max_waiting: int) -> None:
+        self.turns = Turns("test", max_waiting)
+        self.gate = threading.Event()
+        self.had: list[int] = []
+
+    async def fill(self, *sizes: int) -> list[Started]:
+        """Calls of these sizes behind one that holds the thread; that one comes first."""
+        began = threading.Event()
+        holding = asyncio.create_task(self.turns.run(0, self._hold, began))
+        await asyncio.to_thread(began.wait, 5)
+        calls = [asyncio.create_task(self.turns.run(size, self.had.append, size)) for size in sizes]
+        await asyncio.sleep(0)
+        return [holding, *calls]
+
+    def _hold(self, began: threading.Event) -> None:
+        began.set()
+        self.gate.wait(5)
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    made = Room(max_waiting=3)
+    yield made
+    made.gate.set()
+    made.turns.close()
+
+
+async def test_the_smallest_has_the_next_turn(room: Room) -> None:
+    calls = await room.fill(30, 10, 20)
+    room.gate.set()
+    await asyncio.gather(*calls)
+    assert room.had == [10, 20, 30]
+
+
+async def test_one_too_many_is_refused_and_there_is_room_again_later(room: Room) -> None:
+    calls = await room.fill(1, 2, 3)
+    with pytest.raises(QueueFullError, match=r"3 requests are waiting, which is the limit \(3\)"):
+        await room.turns.run(0, room.had.append, 0)
+    room.gate.set()
+    await asyncio.gather(*calls)
+    await room.turns.run(4, room.had.append, 4)
+    assert room.had == [1, 2, 3, 4]
+
+
+async def test_who_no_longer_waits_has_no_turn_takes_no_place_and_is_not_kept(room: Room) -> None:
+    class Prompt:
+        """Something whose end can be seen."""
+
+    holding, *calls = await room.fill(1, 2)
+    prompt = Prompt()
+    kept = weakref.ref(prompt)
+    left = asyncio.create_task(room.turns.run(3, lambda _: room.had.append(3), prompt))
+    await asyncio.sleep(0)
+    left.cancel()
+    del prompt
+    await asyncio.wait([left])
+    del left
+    gc.collect()
+    assert kept() is None
+    last = asyncio.create_task(room.turns.run(4, room.had.append, 4))
+    await asyncio.sleep(0)
+    room.gate.set()
+    await asyncio.gather(holding, *calls, last)
+    assert room.had == [1, 2, 4]
+
+
+async def test_the_end_of_the_thread_ends_every_wait_for_it(room: Room) -> None:
+    _, *calls = await room.fill(1, 2)
+    room.turns.close()
+    done, _ = await asyncio.wait(calls, timeout=5)
+    assert [call.cancelled() for call in done] == [True, True]
+    assert room.had == []
+
+
+async def test_what_the_work_raises_is_raised_and_the_thread_goes_on(room: Room) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await room.turns.run(1, lambda: 1 // 0)
+    assert await room.turns.run(1, lambda: "next") == "next"
