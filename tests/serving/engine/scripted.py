@@ -107,7 +107,6 @@ class ScriptedCore:
             output.deltas += (self._delta(request),)
         output.record = StepRecord(
             *("stable", self.settings.generation, time.monotonic(), tuple(rows), 0, 0.1, 0.1, 0.1, 0.1),
-            pages=self.pages,
         )
         return output
 
