@@ -26,7 +26,7 @@ def build_core(options: EngineOptions, settings: PodSettings) -> tuple[LoadedMod
     )
     device = loaded.model.device
     try:
-        capacity = divide(
+        pages = divide(
             total_bytes(device),
             options.memory_share_on(device.type),
             weight_bytes(loaded),
@@ -40,13 +40,13 @@ def build_core(options: EngineOptions, settings: PodSettings) -> tuple[LoadedMod
     except CapacityError as error:
         raise ModelError(f"model {options.model}: {error}") from error
     limits = EngineLimits(
-        pages=capacity.pages,
+        pages=pages,
         page_size=options.page_size,
         max_running=options.max_running,
         max_waiting=options.max_waiting,
         step_tokens=options.step_tokens_on(device.type),
     )
-    core = EngineCore(loaded, settings, limits, proposer_bytes=capacity.proposer_bytes)
+    core = EngineCore(loaded, settings, limits, proposer_bytes=options.proposer_memory)
     core.warm_up()
     return loaded, core, limits
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from outrider_serving.engine.active import Active
 from outrider_serving.engine.grammars import Grammars
-from outrider_serving.engine.records import PageCounts
+from outrider_serving.engine.records import PageCounts, StepOutput
 from outrider_serving.engine.residence import Build, Grant
 from outrider_serving.engine.schedule.scheduler import EngineLimits, Scheduler
 from outrider_serving.engine.schedule.sequence import end_tokens
 from outrider_serving.engine.speculation import Speculation
-from outrider_serving.engine.step import StepOutput, Stepper
+from outrider_serving.engine.step import Stepper
 from outrider_serving.engine.target.kv import KVStore
 from outrider_serving.engine.target.memory import Reserve
 from outrider_serving.engine.target.runner import ModelRunner
@@ -199,10 +199,7 @@ class EngineCore:
                 f"prompt ({len(prompt)} tokens) and max_tokens ({request.params.max_tokens}, at least 1) "
                 f"exceed the context length ({limit})"
             )
-        pool = self._scheduler.pool
-        needed = pool.pages_for(len(prompt) + request.params.max_tokens)
-        if needed > pool.total:
-            raise ValueError(f"prompt and max_tokens need {needed} pages, there are {pool.total}")
+        self._scheduler.check_fits(request)
 
     def _enter(self, request: Request, constraint: Matcher | None) -> None:
         law = TokenLaw(

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
+from outrider_serving.engine.schedule.queue import share_of
 from outrider_serving.engine.types import DeadlineError, EngineError, QueueFullError, Request
 from outrider_serving.models.loading import LoadedModel
 from outrider_serving.sampling.grammar import GrammarError
@@ -55,10 +56,10 @@ class Grammars:
         if self._compiler is None:
             raise ValueError(f"this model's output cannot be constrained: {self._trouble}")
         tenants = [waiting.tenant for waiting in self._requests()]
-        own, room = tenants.count(request.tenant), self._limit - len(tenants)
-        alone = request.tenant == "" and own == len(tenants)
-        if room <= 0 or (own >= room and not alone):
-            raise QueueFullError(len(tenants), self._limit)
+        own, waiting = tenants.count(request.tenant), len(tenants)
+        share = share_of(request.tenant, self._limit, waiting, others=own < waiting)
+        if waiting >= self._limit or own >= share:
+            raise QueueFullError(waiting, self._limit)
         self._lines.setdefault(request.tenant, deque()).append(request)
         self._start()
 

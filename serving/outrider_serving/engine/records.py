@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider_serving.engine.types import Labels
+from outrider_serving.engine.types import Delta, EngineError, Labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,23 @@ class StepRecord:
     def accepted_by_position(self) -> tuple[int, ...]:
         """How many rows kept their proposed token at depth 1, 2, ...; as long as the longest accepted run."""
         return _by_position([row.accepted for row in self.rows])
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step did.
+
+    Attributes:
+        record: None where no request took part.
+        deltas: what it added to which request.
+        failures: requests that ended with an error, by id.
+        cancelled: requests that ended because nobody reads them any more.
+    """
+
+    record: StepRecord | None
+    deltas: tuple[Delta, ...] = ()
+    failures: tuple[tuple[str, EngineError], ...] = ()
+    cancelled: tuple[str, ...] = ()
 
 
 def _by_position(depths: list[int]) -> tuple[int, ...]:

@@ -77,6 +77,7 @@ class Residence:
         name: names the settings that it was made for.
         settings: these.
         proposer: the loaded proposer; None while there is none, and for the method that proposes nothing.
+        needs: what the loaded proposer wants of the target.
         trouble: why it is not loaded; None while nothing is wrong.
     """
 
@@ -93,16 +94,11 @@ class Residence:
         self._clock = clock
         self._loading: tuple[Proposer, Future[None]] | None = None
         self._mark = ""
-        self._needs = Needs()
+        self.needs = Needs()
         self._missing: dict[str, int] = {}
         self._pause = 0.0
         self._failed_at = -math.inf
         self._retry_at = -math.inf
-
-    @property
-    def needs(self) -> Needs:
-        """What the loaded proposer wants of the target."""
-        return self._needs if self.proposer is not None else Needs()
 
     @property
     def marks(self) -> frozenset[str]:
@@ -167,7 +163,7 @@ class Residence:
             Exception: what the proposer's `close` raised; nothing is left of it even so.
         """
         proposer, mark, loading = self.proposer, self._mark, self._loading
-        self.proposer, self._loading, self._mark = None, None, ""
+        self.proposer, self.needs, self._loading, self._mark = None, Needs(), None, ""
         self._missing.clear()
         self._grant.unmark(mark)
         if loading is not None:
@@ -193,7 +189,7 @@ class Residence:
     def _enter(self, proposer: Proposer, running: Iterable[Running], load: Callable[[], None]) -> None:
         """The proposer is loaded by `load`, told of what runs, and there."""
         load()
-        self._needs = proposer.needs
+        self.needs = proposer.needs
         self.proposer, self.trouble = proposer, None
         for sequence in running:
             self._missing[sequence.request.id] = sequence.computed

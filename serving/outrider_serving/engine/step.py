@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from outrider_serving.engine.active import Active, Turn
-from outrider_serving.engine.records import RowRecord, StepRecord
+from outrider_serving.engine.records import RowRecord, StepOutput, StepRecord
 from outrider_serving.engine.schedule.scheduler import Plan, Scheduler, Work
 from outrider_serving.engine.speculation import Asking, Speculation
 from outrider_serving.engine.target.batch import Piece, pack, slots_of
@@ -26,23 +26,6 @@ logger = logging.getLogger(__name__)
 
 PROMPT_LOGPROB_ROWS = 64
 """Most tokens that a prompt is read by in a step where all of them need logits: bounds their memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """What one step did.
-
-    Attributes:
-        record: None where no request took part.
-        deltas: what it added to which request.
-        failures: requests that ended with an error, by id.
-        cancelled: requests that ended because nobody reads them any more.
-    """
-
-    record: StepRecord | None
-    deltas: tuple[Delta, ...] = ()
-    failures: tuple[tuple[str, EngineError], ...] = ()
-    cancelled: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -44,8 +44,8 @@ from outrider_serving.engine.process.protocol import (
     encode,
     receive,
 )
-from outrider_serving.engine.records import PageCounts, StepRecord
-from outrider_serving.engine.types import Delta, EngineError, Request
+from outrider_serving.engine.records import PageCounts, StepOutput
+from outrider_serving.engine.types import EngineError, Request
 from outrider_serving.models.errors import ModelError
 from outrider_serving.settings import PodSettings
 
@@ -55,25 +55,6 @@ LAST_WORDS_SECONDS = 5.0
 """How long the reason of the end may take to be written."""
 
 _PR_SET_PDEATHSIG = 1
-
-
-class StepOutput(Protocol):
-    """What one step of the core did; see `protocol.Stepped`."""
-
-    @property
-    def record(self) -> StepRecord | None:
-        """What is reported of it."""
-        ...
-
-    @property
-    def deltas(self) -> tuple[Delta, ...]:
-        """What it added to which request."""
-        ...
-
-    @property
-    def failures(self) -> tuple[tuple[str, EngineError], ...]:
-        """Requests that ended with an error."""
-        ...
 
 
 class Core(Protocol):

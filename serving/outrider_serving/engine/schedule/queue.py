@@ -29,6 +29,14 @@ _ENDS = 32
 """How many of the latest ends tell the rate at which requests end."""
 
 
+def share_of(tenant: str, room: int, waiting: int, *, others: bool) -> int:
+    """How many places of a room a tenant may have: as many as are free, so no more than it leaves to others.
+
+    The anonymous tenant may have all while there are no others.
+    """
+    return room if tenant == ANONYMOUS and not others else room - waiting
+
+
 class FairQueue:
     """Waiting sequences, and what each tenant was served.
 
@@ -71,8 +79,7 @@ class FairQueue:
         """
         tenant, waiting, room = sequence.request.tenant, len(self), self._limit + places
         own = len(self._lines.get(tenant, ()))
-        alone = tenant == ANONYMOUS and not self._active() - {ANONYMOUS}
-        share = room if alone else room - waiting
+        share = share_of(tenant, room, waiting, others=bool(self._active() - {tenant}))
         if waiting >= room:
             raise QueueFullError(waiting - places, self._limit, self._retry_after(now))
         if waiting >= places and own >= share:

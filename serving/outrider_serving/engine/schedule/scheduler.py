@@ -147,15 +147,19 @@ class Scheduler:
             raise ValueError("the prompt is empty")
         if request.id in self._sequences:
             raise ValueError(f"a request with the id {request.id} is in the engine")
-        needed = self.pool.pages_for(len(request.prompt) + request.params.max_tokens)
-        if needed > self.pool.total:
-            raise ValueError(f"prompt and max_tokens need {needed} pages, there are {self.pool.total}")
+        self.check_fits(request)
         sequence = Sequence(request, self._arrivals, end_tokens(request.params, eos_token_ids))
         self._queue.put(sequence, self.limits.max_running - self.running, self._now)
         self._arrivals += 1
         self._tables.enter(sequence)
         self._sequences[request.id] = sequence
         return sequence
+
+    def check_fits(self, request: Request) -> None:
+        """Raise ValueError if a request would not fit into all pages."""
+        needed = self.pool.pages_for(len(request.prompt) + request.params.max_tokens)
+        if needed > self.pool.total:
+            raise ValueError(f"prompt and max_tokens need {needed} pages, there are {self.pool.total}")
 
     def cancel(self, request_id: str) -> None:
         """Let the next plan end a request; one that has ended, or never was, is no error."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,21 +21,6 @@ class CapacityError(ValueError):
 
 class ProposerMemoryError(EngineError):
     """A proposer does not fit into what is left of the reserve."""
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What the memory is divided into.
-
-    Attributes:
-        pages: number of pages of keys and values.
-        page_bytes: of one page, over all layers.
-        proposer_bytes: reserve for proposers: their weights and their layers of keys and values.
-    """
-
-    pages: int
-    page_bytes: int
-    proposer_bytes: int
 
 
 def total_bytes(device: torch.device) -> int:
@@ -70,8 +54,8 @@ def divide(
     page_size: int,
     context_length: int,
     max_running: int,
-) -> Capacity:
-    """Divide the memory that the engine may take.
+) -> int:
+    """Divide the memory that the engine may take: how many pages of keys and values there are.
 
     Pages get what weights and reserve leave, but no more than twice what `max_running` requests of full
     length can use at once: the second half is for prefixes that are kept for later requests.
@@ -101,7 +85,7 @@ def divide(
             f"({share:g} of {_gib(total)}), after {_gib(weights)} of weights and a reserve of "
             f"{_gib(proposer_bytes)} for proposers: give more memory, a larger share or a shorter context"
         )
-    return Capacity(pages, page_bytes, proposer_bytes)
+    return pages
 
 
 class Reserve:
