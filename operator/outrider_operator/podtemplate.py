@@ -140,7 +140,8 @@ def model_argument(model: Model) -> str:
 
 
 def _probe(path: str, **timing: int) -> Object:
-    return {"httpGet": {"path": path, "port": names.HTTP_PORT_NAME}, "timeoutSeconds": 5, **timing}
+    # At the admin port: clients that take every connection of the API's port must not get the pod killed.
+    return {"httpGet": {"path": path, "port": names.ADMIN_PORT_NAME}, "timeoutSeconds": 5, **timing}
 
 
 def _environment(spec: SpeculativeModelSpec) -> list[Object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from pydantic_core import from_json
+from jiter import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from outrider_serving.api.errors import ApiError, invalid
@@ -59,7 +59,7 @@ def decode(raw: bytes) -> dict[str, Any]:
             code="invalid_utf8",
         ) from None
     try:
-        value = from_json(raw, allow_inf_nan=False)
+        value = from_json(raw, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
         raise invalid(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     if not isinstance(value, dict):

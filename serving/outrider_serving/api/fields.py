@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+from jiter import from_json
 from pydantic import BeforeValidator, PlainValidator
-from pydantic_core import PydanticCustomError, from_json
+from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 16
 """Most stop strings of a request."""
@@ -147,7 +148,7 @@ def _json_schema(value: Any) -> Any:
     """A JSON schema: an object, or a string that spells one."""
     if isinstance(value, str):
         try:
-            value = from_json(value, allow_inf_nan=False)
+            value = from_json(value.encode(), allow_inf_nan=False, catch_duplicate_keys=True)
         except ValueError:
             value = None
     if isinstance(value, dict):

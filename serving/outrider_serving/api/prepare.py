@@ -114,20 +114,20 @@ async def prepare(body: Body, arrival: Arrival, model: ServedModel) -> Call:
 
     Raises:
         ApiError: (400) naming what this model cannot do.
-        QueueFullError: too many prompts wait to be encoded.
+        QueueFullError: too many prompts wait to be encoded, altogether or of this tenant.
     """
     encoder = model.encoder
     check_tokens(body, encoder.vocab_size, encoder.eos_token_ids)
     least = encoder.least_tokens(body)
     if least >= model.state.context_length:
         raise _too_long(f"at least {least}", model.state.context_length, arrival.labels.endpoint)
-    prompt = await encoder.encode_body(body)
+    prompt = await encoder.encode_body(body, arrival.tenant)
     limit = token_limit(body, len(prompt), model.state.context_length, arrival.labels.endpoint)
     # Reading a form takes long enough to stall every stream if it ran on the event loop.
     grammar = await asyncio.to_thread(grammar_of, body) if body.constrained else None
     echo = None
     if isinstance(body, CompletionRequest) and body.echo:
-        echo = await encoder.echo(body.prompt, prompt, offsets=body.logprobs is not None)
+        echo = await encoder.echo(body.prompt, prompt, arrival.tenant, offsets=body.logprobs is not None)
     params = sampling_params(body, limit, encoder.vocab_size, grammar)
     return Call(choices(arrival, body, prompt, params), encoder.vocabulary, body.stop, echo)
 

@@ -31,8 +31,8 @@ class TextEncoder:
     """Encodes prompts for one model, off the event loop.
 
     All the work happens in one thread: a fast tokenizer must not be used by two threads at once, and a
-    large prompt takes long enough to stall every stream if it ran on the event loop. Short prompts do not
-    wait for long ones; where too many wait, the methods that need the thread raise QueueFullError.
+    large prompt takes long enough to stall every stream if it ran on the event loop. Tenants share it fairly
+    (`Turns`); where too many wait, the methods that need the thread raise QueueFullError.
     """
 
     def __init__(
@@ -79,24 +79,24 @@ class TextEncoder:
             return len(body.prompt)
         return -(-len(body.prompt.encode()) // self._longest_token) if self._longest_token else 0
 
-    async def encode_body(self, body: Body) -> tuple[int, ...]:
+    async def encode_body(self, body: Body, tenant: str) -> tuple[int, ...]:
         """The tokens of whatever a body asks to continue; ApiError (400) if there are none, or bad ones."""
         if isinstance(body, CompletionRequest):
-            return await self.encode(body.prompt)
-        return await self.encode_chat(body.messages)
+            return await self.encode(body.prompt, tenant)
+        return await self.encode_chat(body.messages, tenant)
 
-    async def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+    async def encode(self, prompt: str | Sequence[int], tenant: str) -> tuple[int, ...]:
         """The prompt's tokens, with the special tokens that the tokenizer adds; ids are taken as they are."""
         if not prompt:  # before the tokenizer's own special tokens hide it
             raise _empty("prompt")
         if isinstance(prompt, str):
-            prompt = await self._turns.run(len(prompt), self._encode_text, prompt)
+            prompt = await self._turns.run(tenant, len(prompt), self._encode_text, prompt)
         if not prompt:
             raise _empty("prompt")
         check_ids(prompt, self.vocab_size, "prompt")
         return tuple(prompt)
 
-    async def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    async def encode_chat(self, messages: Sequence[Message], tenant: str) -> tuple[int, ...]:
         """The conversation's tokens, up to where the assistant's answer starts."""
         if not self._has_template:
             raise invalid(NO_TEMPLATE, param="messages", code="no_chat_template")
@@ -106,13 +106,15 @@ class TextEncoder:
             for message in messages
         ]
         size = sum(len(message.content) for message in messages)
-        ids = await self._turns.run(size, self._encode_turns, turns)
+        ids = await self._turns.run(tenant, size, self._encode_turns, turns)
         if not ids:
             raise _empty("messages")
         check_ids(ids, self.vocab_size, "messages")
         return tuple(ids)
 
-    async def echo(self, prompt: str | Sequence[int], tokens: Sequence[int], *, offsets: bool) -> Echo:
+    async def echo(
+        self, prompt: str | Sequence[int], tokens: Sequence[int], tenant: str, *, offsets: bool
+    ) -> Echo:
         """The prompt as it is echoed; `tokens` are those that it was encoded to.
 
         A string is echoed as it came, ids as the text that they decode to. Where the tokens spell a string
@@ -120,7 +122,7 @@ class TextEncoder:
         """
         if isinstance(prompt, str) and not offsets:
             return Echo(prompt)
-        text, begins = await self._turns.run(len(tokens), self._decoded, tokens)
+        text, begins = await self._turns.run(tenant, len(tokens), self._decoded, tokens)
         return Echo(prompt if isinstance(prompt, str) else text, begins if offsets else None)
 
     def close(self) -> None:

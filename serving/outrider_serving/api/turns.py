@@ -1,69 +1,123 @@
-"""One thread for work that must not hold the event loop: the smallest first, so many waiting at most."""
+"""One thread for work that must not hold the event loop, shared fairly by tenants."""
 
 from __future__ import annotations
 
 import asyncio
+from bisect import insort
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from queue import PriorityQueue
 from typing import Any, TypeVar
 
+from outrider_serving.engine.schedule.fairness import Served, share_of
 from outrider_serving.engine.types import QueueFullError
 
 Result = TypeVar("Result")
 
+_EACH = 100
+"""Size that every call has beside its own: what handing it to the thread and back takes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    tenant: str
+    size: int
+    number: int
+    work: Callable[[], Any]
+    outcome: asyncio.Future[Any]
+
 
 class Turns:
-    """Calls wait for one thread, and the smallest of those that wait has the next turn."""
+    """Calls wait for one thread. Belongs to the event loop.
+
+    The next turn is that of the tenant whose calls had the least of the thread so far; of its calls the
+    smallest goes first. None may have more places in the waiting room than it leaves to others.
+    """
 
     def __init__(self, name: str, max_waiting: int) -> None:
         """Name the thread; `max_waiting` calls may wait while another one is worked on."""
         self._max_waiting = max_waiting
-        self._present = 0
+        self._lines: dict[str, list[_Call]] = {}  # of each tenant that waits, the smallest call first
+        self._working: _Call | None = None
+        self._served = Served()
         self._numbers = count()
-        self._order: PriorityQueue[tuple[int, int]] = PriorityQueue()
-        self._calls: dict[int, tuple[Future[Any], Callable[[], Any]]] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
-    async def run(self, size: int, work: Callable[..., Result], *arguments: Any) -> Result:
-        """What `work` returns, or raises; `size` is any measure of how long it takes.
+    async def run(self, tenant: str, size: int, work: Callable[..., Result], *arguments: Any) -> Result:
+        """What `work` returns, or raises; `size` tells how long it takes, in characters of a prompt.
 
         Raises:
-            QueueFullError: too many wait.
+            QueueFullError: too many wait, altogether or of this tenant.
         """
-        if self._present > self._max_waiting:
-            raise QueueFullError(self._present - 1, self._max_waiting)
-        number, future = next(self._numbers), Future[Result]()
-        self._calls[number] = future, partial(work, *arguments)
-        self._order.put((size, number))
-        self._thread.submit(self._next)
-        self._present += 1
+        self._check_room(tenant)
+        outcome: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        call = _Call(tenant, size, next(self._numbers), partial(work, *arguments), outcome)
+        self._served.begin(tenant, self._active())
+        insort(self._lines.setdefault(tenant, []), call, key=lambda other: (other.size, other.number))
+        self._go_on()
         try:
-            return await asyncio.wrap_future(future)
+            return await outcome
         finally:
-            self._present -= 1
             # One that nobody waits for any more is not held until its turn comes.
-            self._calls.pop(number, None)
+            if call in self._lines.get(tenant, ()):
+                self._leave(call)
 
     def close(self) -> None:
         """End the thread; calls that still wait are cancelled."""
-        for future, _ in list(self._calls.values()):
-            future.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        lines, self._lines = self._lines, {}
+        for line in lines.values():
+            for call in line:
+                call.outcome.cancel()
+        self._thread.shutdown(wait=False)
 
-    def _next(self) -> None:
-        _, number = self._order.get_nowait()
-        call = self._calls.pop(number, None)
-        if call is not None:
-            _fulfil(*call)
+    def _check_room(self, tenant: str) -> None:
+        if self._working is None:
+            return
+        room, waiting, own = (
+            self._max_waiting,
+            sum(map(len, self._lines.values())),
+            self._lines.get(tenant, ()),
+        )
+        if waiting >= room:
+            raise QueueFullError(waiting, room)
+        share = share_of(tenant, room, waiting, others=bool(self._active() - {tenant}))
+        if len(own) >= share:
+            raise QueueFullError(len(own), share)
 
+    def _active(self) -> set[str]:
+        return {*self._lines, *([self._working.tenant] if self._working else [])}
 
-def _fulfil(future: Future[Result], work: Callable[[], Result]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(work())
-    except BaseException as error:
-        future.set_exception(error)
+    def _go_on(self) -> None:
+        """Give the thread to the next call, if it is free."""
+        if self._working is not None or not self._lines:
+            return
+        firsts = [(self._served[tenant], line[0].number, line[0]) for tenant, line in self._lines.items()]
+        call = self._working = min(firsts)[2]
+        self._take(call)
+        self._served.charge(call.tenant, _EACH + call.size)
+        done = asyncio.get_running_loop().run_in_executor(self._thread, call.work)
+        done.add_done_callback(partial(self._ended, call))
+
+    def _ended(self, call: _Call, done: asyncio.Future[Any]) -> None:
+        self._working = None
+        self._served.end(call.tenant, self._active())
+        self._go_on()
+        error = done.exception()
+        if call.outcome.done():  # nobody waits for it any more
+            return
+        if error is not None:
+            call.outcome.set_exception(error)
+        else:
+            call.outcome.set_result(done.result())
+
+    def _leave(self, call: _Call) -> None:
+        self._take(call)
+        self._served.end(call.tenant, self._active())
+
+    def _take(self, call: _Call) -> None:
+        line = self._lines[call.tenant]
+        line.remove(call)
+        if not line:
+            del self._lines[call.tenant]

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from outrider_serving.engine.schedule.queue import share_of
+from outrider_serving.engine.schedule.fairness import share_of
 from outrider_serving.engine.types import DeadlineError, EngineError, QueueFullError, Request
 from outrider_serving.models.loading import LoadedModel
 from outrider_serving.sampling.grammar import GrammarError

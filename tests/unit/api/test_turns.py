@@ -1,4 +1,4 @@
-"""One thread, the smallest call first, and no more in the waiting room than it has places."""
+"""One thread, shared fairly by tenants; of each the smallest call first; a bounded waiting room."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from outrider_serving.api.turns import Turns
+from outrider_serving.engine.schedule.fairness import ANONYMOUS
 from outrider_serving.engine.types import QueueFullError
 
 Started = asyncio.Task[None]
@@ -22,16 +23,26 @@ class Room:
     def __init__(self, max_waiting: int) -> None:
         self.turns = Turns("test", max_waiting)
         self.gate = threading.Event()
-        self.had: list[int] = []
+        self.had: list[object] = []
 
     async def fill(self, *sizes: int) -> list[Started]:
         """Calls of these sizes behind one that holds the thread; that one comes first."""
         began = threading.Event()
-        holding = asyncio.create_task(self.turns.run(0, self._hold, began))
+        holding = asyncio.create_task(self.turns.run(ANONYMOUS, 0, self._hold, began))
         await asyncio.to_thread(began.wait, 5)
-        calls = [asyncio.create_task(self.turns.run(size, self.had.append, size)) for size in sizes]
+        calls = [
+            asyncio.create_task(self.turns.run(ANONYMOUS, size, self.had.append, size)) for size in sizes
+        ]
         await asyncio.sleep(0)
         return [holding, *calls]
+
+    async def arrive(self, tenant: str, size: int) -> Started:
+        """One more call, of which a refusal is raised here."""
+        call = asyncio.create_task(self.turns.run(tenant, size, self.had.append, (tenant, size)))
+        await asyncio.sleep(0)
+        if call.done():
+            call.result()
+        return call
 
     def _hold(self, began: threading.Event) -> None:
         began.set()
@@ -56,11 +67,39 @@ async def test_the_smallest_has_the_next_turn(room: Room) -> None:
 async def test_one_too_many_is_refused_and_there_is_room_again_later(room: Room) -> None:
     calls = await room.fill(1, 2, 3)
     with pytest.raises(QueueFullError, match=r"3 requests are waiting, which is the limit \(3\)"):
-        await room.turns.run(0, room.had.append, 0)
+        await room.turns.run(ANONYMOUS, 0, room.had.append, 0)
     room.gate.set()
     await asyncio.gather(*calls)
-    await room.turns.run(4, room.had.append, 4)
+    await room.turns.run(ANONYMOUS, 4, room.had.append, 4)
     assert room.had == [1, 2, 3, 4]
+
+
+async def test_tenants_get_equal_shares_of_the_thread_while_they_wait() -> None:
+    room = Room(max_waiting=100)
+    holding = await room.fill()
+    calls = [await room.arrive("many", 400) for _ in range(40)]
+    calls += [await room.arrive("large", 1900) for _ in range(4)]
+    room.gate.set()
+    await asyncio.gather(*holding, *calls)
+    while_both_wait = room.had[: 1 + max(i for i, turn in enumerate(room.had) if turn == ("large", 1900))]
+    assert room.had.count(("many", 400)) == 40
+    # A call costs its size and a hundred: four small ones for a large one.
+    assert 12 <= while_both_wait.count(("many", 400)) <= 16
+    room.turns.close()
+
+
+async def test_a_tenant_has_no_more_places_than_it_leaves_to_others() -> None:
+    room = Room(max_waiting=8)
+    holding = await room.fill()
+    calls = [await room.arrive("flood", 1) for _ in range(4)]
+    with pytest.raises(QueueFullError, match=r"4 requests are waiting, which is the limit \(4\)"):
+        await room.arrive("flood", 1)
+    calls += [await room.arrive("second", 9) for _ in range(2)]
+    calls.append(await room.arrive("third", 9))
+    room.gate.set()
+    await asyncio.gather(*holding, *calls)
+    assert len(room.had) == 7
+    room.turns.close()
 
 
 async def test_who_no_longer_waits_has_no_turn_takes_no_place_and_is_not_kept(room: Room) -> None:
@@ -70,7 +109,7 @@ async def test_who_no_longer_waits_has_no_turn_takes_no_place_and_is_not_kept(ro
     holding, *calls = await room.fill(1, 2)
     prompt = Prompt()
     kept = weakref.ref(prompt)
-    left = asyncio.create_task(room.turns.run(3, lambda _: room.had.append(3), prompt))
+    left = asyncio.create_task(room.turns.run(ANONYMOUS, 3, lambda _: room.had.append(3), prompt))
     await asyncio.sleep(0)
     left.cancel()
     del prompt
@@ -78,7 +117,7 @@ async def test_who_no_longer_waits_has_no_turn_takes_no_place_and_is_not_kept(ro
     del left
     gc.collect()
     assert kept() is None
-    last = asyncio.create_task(room.turns.run(4, room.had.append, 4))
+    last = asyncio.create_task(room.turns.run(ANONYMOUS, 4, room.had.append, 4))
     await asyncio.sleep(0)
     room.gate.set()
     await asyncio.gather(holding, *calls, last)
@@ -95,5 +134,5 @@ async def test_the_end_of_the_thread_ends_every_wait_for_it(room: Room) -> None:
 
 async def test_what_the_work_raises_is_raised_and_the_thread_goes_on(room: Room) -> None:
     with pytest.raises(ZeroDivisionError):
-        await room.turns.run(1, lambda: 1 // 0)
-    assert await room.turns.run(1, lambda: "next") == "next"
+        await room.turns.run(ANONYMOUS, 1, lambda: 1 // 0)
+    assert await room.turns.run(ANONYMOUS, 1, lambda: "next") == "next"

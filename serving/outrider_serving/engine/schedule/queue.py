@@ -1,10 +1,4 @@
-"""The waiting room: bounded, and fair between tenants.
-
-Tenants that wait at the same time get equal service: the virtual token counter of Sheng et al. 2024,
-"Fairness in Serving Large Language Models" (arXiv 2401.00588), Algorithm 2. A counter for each tenant holds
-what it was served, weighted; of the tenants that wait, the one with the least goes next. One that comes back
-after a pause is lifted to the least counter of those that are there, so that nobody saves up.
-"""
+"""The waiting room: bounded, and fair between tenants."""
 
 from __future__ import annotations
 
@@ -13,28 +7,18 @@ from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
+from outrider_serving.engine.schedule.fairness import Served, share_of
 from outrider_serving.engine.schedule.sequence import Sequence
 from outrider_serving.engine.types import QueueFullError
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 """What a token costs a tenant (the weights of the paper's evaluation): output is the dearer part."""
 
-ANONYMOUS = ""
-"""The tenant of requests without one: where there are no keys, it is everybody."""
-
 RETRY_SECONDS = (1, 60)
 """Least and most that a refused request is asked to wait."""
 
 _ENDS = 32
 """How many of the latest ends tell the rate at which requests end."""
-
-
-def share_of(tenant: str, room: int, waiting: int, *, others: bool) -> int:
-    """How many places of a room a tenant may have: as many as are free, so no more than it leaves to others.
-
-    The anonymous tenant may have all while there are no others.
-    """
-    return room if tenant == ANONYMOUS and not others else room - waiting
 
 
 class FairQueue:
@@ -48,8 +32,7 @@ class FairQueue:
         self._limit = limit
         self._lines: dict[str, list[Sequence]] = {}  # of each tenant that waits, by order
         self._running: Counter[str] = Counter()
-        self._served: dict[str, int] = {}
-        self._floor = 0  # the counter of the tenant that was active last
+        self._served = Served()
         self._ends: deque[float] = deque(maxlen=_ENDS)
 
     def __len__(self) -> int:
@@ -63,11 +46,9 @@ class FairQueue:
     def put(self, sequence: Sequence, places: int, now: float) -> None:
         """Let a new sequence wait.
 
-        There is room for `limit` sequences beyond those that take a free place in the next step. A tenant may
-        have as many of them as it leaves to others, so at most half of the room, and no number of flooding
-        tenants keeps another one out; the anonymous tenant may have all while it is the only active one.
-        Preempted sequences count, but are never refused: with `put_back`, what waits and runs together stays
-        below `limit` plus all places.
+        There is room for `limit` sequences beyond those that take a free place in the next step, and each
+        tenant may have its share of it (`share_of`). Preempted sequences count, but are never refused: with
+        `put_back`, what waits and runs together stays below `limit` plus all places.
 
         Args:
             sequence: with an order above all earlier ones.
@@ -84,7 +65,7 @@ class FairQueue:
             raise QueueFullError(waiting - places, self._limit, self._retry_after(now))
         if waiting >= places and own >= share:
             raise QueueFullError(own, share, self._retry_after(now))
-        self._lift(tenant)
+        self._served.begin(tenant, self._active())
         self._enqueue(sequence)
 
     def put_back(self, sequence: Sequence) -> None:
@@ -113,7 +94,7 @@ class FairQueue:
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence that will not run any more."""
         self._dequeue(sequence)
-        self._rest(sequence.request.tenant)
+        self._served.end(sequence.request.tenant, self._active())
 
     def ended(self, sequence: Sequence, now: float) -> None:
         """Take note that a sequence that ran has ended; `now` is in seconds.
@@ -125,11 +106,11 @@ class FairQueue:
         else:
             self._ends.clear()
         self._stop(sequence.request.tenant)
-        self._rest(sequence.request.tenant)
+        self._served.end(sequence.request.tenant, self._active())
 
     def charge(self, tenant: str, *, prompt: int = 0, output: int = 0) -> None:
         """Add tokens to what an active tenant was served."""
-        self._served[tenant] += PROMPT_WEIGHT * prompt + OUTPUT_WEIGHT * output
+        self._served.charge(tenant, PROMPT_WEIGHT * prompt + OUTPUT_WEIGHT * output)
 
     def _active(self) -> set[str]:
         return {*self._lines, *self._running}
@@ -138,20 +119,6 @@ class FairQueue:
         self._running[tenant] -= 1
         if not self._running[tenant]:
             del self._running[tenant]
-
-    def _lift(self, tenant: str) -> None:
-        """Let a tenant that becomes active begin where the others are; forget those that this would lift."""
-        active = self._active()
-        if tenant in active:
-            return
-        floor = min((self._served[other] for other in active), default=self._floor)
-        self._served = {t: served for t, served in self._served.items() if t in active or served > floor}
-        self._served.setdefault(tenant, floor)
-
-    def _rest(self, tenant: str) -> None:
-        """Remember where newcomers begin when the last tenant is gone."""
-        if not self._active():
-            self._floor = self._served[tenant]
 
     def _enqueue(self, sequence: Sequence) -> None:
         line = self._lines.setdefault(sequence.request.tenant, [])
