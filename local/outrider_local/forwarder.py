@@ -71,7 +71,8 @@ class SocketMaker:
         self._entered.put(None)
         while True:
             loop, future = self._requests.get()
-            made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            # asyncio turns Nagle's algorithm off for sockets that name their protocol only.
+            made = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             made.setblocking(False)
             loop.call_soon_threadsafe(_hand_over, future, made)
 

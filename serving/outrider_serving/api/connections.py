@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import resource
+import socket
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -48,6 +49,9 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, or close it at once where there are too many."""
         super().connection_made(transport)
+        # What is small is sent at once: else each write waits for the client to acknowledge the one before.
+        # (asyncio sees to it only for sockets that were made with the number of the protocol.)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         most = self._most()
         if most is not None and len(self.connections) > most:
             _rejections.event(logger, "too many connections: closing new ones", most=most)

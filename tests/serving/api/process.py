@@ -48,6 +48,8 @@ class ServerProcess:
             text=True,
         )
         self.lines: list[str] = []
+        self.log_is_read = threading.Event()
+        self.log_is_read.set()
         self._ports: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -56,6 +58,7 @@ class ServerProcess:
     def _read(self) -> None:
         assert self._process.stderr is not None
         for line in self._process.stderr:
+            self.log_is_read.wait()
             self.lines.append(line)
             if '"listening"' in line:
                 self._ports.put(json.loads(line)["port"])

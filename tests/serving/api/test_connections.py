@@ -127,6 +127,14 @@ def post(**fields: object) -> bytes:
     return f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
 
 
+async def test_small_writes_do_not_wait_for_each_other(server: Server) -> None:
+    with contextlib.closing(await server.connect()):
+        await until(lambda: server.held)
+        (connection,) = server.listener.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 HEALTH = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 
 

@@ -84,6 +84,22 @@ def test_from_loading_to_a_drained_end(start: Start, plain: Path) -> None:
     assert server.wait() == 0
 
 
+def test_a_log_that_nobody_reads_holds_nothing_up(start: Start, plain: Path) -> None:
+    server = start(str(plain), "--drain-delay", "0").ready()
+    server.log_is_read.clear()
+    with httpx.Client(base_url=server.url, timeout=10) as client:
+        for _ in range(1500):
+            assert client.post("/v1/completions", json={"model": "x" * 100, "prompt": "a"}).status_code == 404
+    assert server.client().completions.create(model="plain", prompt="still answered").choices
+    server.signal()
+    eventually(lambda: not accepts(server))
+    server.log_is_read.set()
+    assert server.wait() == 0
+    # What fills a pipe was written, and the rest when somebody read again.
+    assert len(server.log) > 1500 * 100
+    assert len(server.events("drained")) == 1
+
+
 def test_the_grace_period_ends_what_still_runs(start: Start, plain: Path) -> None:
     template = "{{ raise_exception('only robots may speak') }}"
     server = start(
