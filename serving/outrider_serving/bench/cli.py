@@ -26,8 +26,8 @@ from outrider_serving.bench.report import document, tables
 from outrider_serving.bench.results import BenchError
 from outrider_serving.bench.sides import Side, alone
 from outrider_serving.bench.workloads import Job, Sampling
+from outrider_serving.engine.cgroup import cpu_limit
 from outrider_serving.engine.options import DEFAULT_MAX_RUNNING, EngineOptions
-from outrider_serving.engine.process.cpus import cpu_quota
 from outrider_serving.engine.types import EngineError
 from outrider_serving.models.errors import ModelError
 from outrider_serving.models.source import check_source, parse_source
@@ -124,7 +124,7 @@ def _servers(chosen: argparse.Namespace) -> _Opened:
 
 def _engines(chosen: argparse.Namespace) -> _Opened:
     check_source(parse_source(chosen.model))
-    if (quota := cpu_quota()) is not None:
+    if (quota := cpu_limit()) is not None:
         # As the engine's own process does, before torch is imported.
         os.environ.setdefault("OMP_NUM_THREADS", str(quota))
     # Everything heavy is behind this import, so that --help and bad input are answered at once.

@@ -25,8 +25,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from outrider_serving import logs
+from outrider_serving.engine.cgroup import cpu_limit
 from outrider_serving.engine.options import EngineOptions
-from outrider_serving.engine.process.cpus import cpu_quota
 from outrider_serving.engine.process.protocol import (
     BEAT_SECONDS,
     Beat,
@@ -186,10 +186,10 @@ def _build(start: Start) -> tuple[Core, ModelInfo]:
     """Import the factory and let it work; what it imports reads these variables."""
     # Progress bars would break the lines of the log.
     os.environ.setdefault("TQDM_DISABLE", "1")
-    quota = cpu_quota()
-    if quota is not None and quota < len(os.sched_getaffinity(0)):
+    cpus = cpu_limit()
+    if cpus is not None and cpus < len(os.sched_getaffinity(0)):
         # torch counts the machine's cores; threads beyond the container's would wait for each other.
-        os.environ.setdefault("OMP_NUM_THREADS", str(quota))
+        os.environ.setdefault("OMP_NUM_THREADS", str(cpus))
     module, _, name = start.factory.partition(":")
     factory: Factory = getattr(importlib.import_module(module), name)
     return factory(start.options, start.settings)

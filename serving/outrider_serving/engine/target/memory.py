@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
+from outrider_serving.engine.cgroup import memory_limit
 from outrider_serving.engine.target.kv import KVShape
 from outrider_serving.engine.types import EngineError
 
 _GIB = 1 << 30
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 class CapacityError(ValueError):
@@ -28,19 +28,8 @@ def total_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     pages = {line.split(":")[0]: line.split()[1] for line in Path("/proc/meminfo").read_text().splitlines()}
-    return min([int(pages["MemTotal"]) * 1024, *_cgroup_limits()])
-
-
-def _cgroup_limits() -> list[int]:
-    found = []
-    for name in _CGROUP_LIMITS:
-        try:
-            text = Path(name).read_text().strip()
-        except OSError:
-            continue
-        if text.isdecimal():  # "max" is no limit
-            found.append(int(text))
-    return found
+    machine = int(pages["MemTotal"]) * 1024
+    return min(machine, memory_limit() or machine)
 
 
 def divide(
