@@ -355,7 +355,9 @@ class TestUninstall:
 
         helm.uninstall()
         assert bare.get("crd", CRD) == {}
-        eventually(lambda: not model.children(), 30)
+        # The garbage collector looks for kinds that came or went every half minute, and needs two such looks
+        # where the kind came just before.
+        eventually(lambda: not model.children(), 90)
 
 
 class TestListedNamespaces:

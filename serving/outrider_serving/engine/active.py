@@ -24,6 +24,7 @@ class Active:
         proposing: what its proposals are drawn from; disjoint.
         prompt_logprobs: those known so far, where they are wanted.
         reused: prompt tokens that were in pages when it first began.
+        found: tokens that were in pages when it last began, until its next turn.
         told: a delta of it has gone out.
     """
 
@@ -33,7 +34,14 @@ class Active:
     proposing: Randomness
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     reused: int | None = None
+    found: int = 0
     told: bool = False
+
+    def begin(self) -> None:
+        """Its sequence has begun, perhaps anew, and its first turn may be a later step's."""
+        self.found = self.sequence.reused
+        if self.reused is None:
+            self.reused = self.found
 
 
 @dataclass(slots=True)
@@ -47,6 +55,7 @@ class Turn:
         verifies: these are all its pending tokens, so the step ends with a committed token.
         nodes: for how many proposed tokens there is room.
         asks_logits: for how many of the last pending tokens logits are wanted.
+        found: tokens that were in pages when it began, in the first turn since.
         proposal: what is verified.
         first: index of the first token in the batch, and
         root: index of the row of logits after the last pending token.
@@ -61,6 +70,7 @@ class Turn:
     verifies: bool
     nodes: int
     asks_logits: int
+    found: int
     proposal: Proposal = field(default_factory=Proposal)
     first: int = 0
     root: int = 0

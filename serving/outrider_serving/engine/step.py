@@ -6,10 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from outrider_serving.engine.active import Active, Turn
+from outrider_serving.engine.containment import each, sound, tried
 from outrider_serving.engine.records import RowRecord, StepOutput, StepRecord
 from outrider_serving.engine.schedule.scheduler import Plan, Scheduler, Work
 from outrider_serving.engine.speculation import Asking, Speculation
@@ -23,9 +25,6 @@ from outrider_serving.sampling.verification import VerifyRow, verify
 from outrider_serving.settings import PodSettings
 
 logger = logging.getLogger(__name__)
-
-PROMPT_LOGPROB_ROWS = 64
-"""Most tokens that a prompt is read by in a step where all of them need logits: bounds their memory."""
 
 
 @dataclass(slots=True)
@@ -73,6 +72,8 @@ class Stepper:
         """
         clock, failures, seconds = _Clock(), self._speculation.failures, self._speculation.seconds
         plan = self._plan(settings, active)
+        for sequence in plan.began:
+            active[sequence.request.id].begin()
         turns = [_turn(active[work.sequence.request.id], work) for work in plan.work]
         waiting = self._scheduler.waiting
         self._propose(turns, settings)
@@ -88,7 +89,7 @@ class Stepper:
             arm=settings.in_force,
             generation=settings.generation,
             started=clock.started,
-            rows=tuple(_record(turn, turn.sequence in plan.began) for turn in turns),
+            rows=tuple(map(_record, turns)),
             waiting=waiting,
             proposal_seconds=proposal,
             target_seconds=target,
@@ -134,13 +135,8 @@ class Stepper:
         """
         if not turns:
             return None
-        try:
-            return self._pass(turns)
-        except torch.AcceleratorError:
-            raise
-        except Exception:
-            logger.exception("a target pass over %d requests failed; each is run alone", len(turns))
-            return self._run_alone(turns)
+        ran = tried((), lambda: self._pass(turns))
+        return self._run_alone(turns) if ran is None else ran
 
     def _pass(self, turns: Sequence[Turn]) -> Pass:
         pieces = [Piece(t.pending, t.proposal, t.context, t.sequence.pages, t.asks_logits) for t in turns]
@@ -154,23 +150,17 @@ class Stepper:
         tokens = rows = 0
         for turn in turns:
             turn.proposal = Proposal()  # which may be what there was no memory for
-            try:
-                alone = self._pass([turn])
-            except torch.AcceleratorError:
-                raise
-            except Exception as error:
-                logger.exception("request %s failed", turn.sequence.request.id)
-                turn.error = error
-            else:
+            alone = tried([turn], partial(self._pass, [turn]))
+            if alone is not None:
                 turn.first, turn.root = turn.first + tokens, turn.root + rows
                 tokens += turn.tokens
                 rows += len(alone.logits)
                 passes.append(alone)
-        return joined(passes) if passes else None
+        return tried(turns, lambda: joined(passes)) if passes else None
 
     def _verify(self, turns: Sequence[Turn], ran: Pass) -> None:
         """Which proposed tokens are kept, and the target's own token."""
-        verifying = [turn for turn in turns if turn.verifies and turn.error is None]
+        verifying = [turn for turn in sound(turns) if turn.verifies]
         rows = [
             VerifyRow(
                 law=turn.active.law,
@@ -192,45 +182,49 @@ class Stepper:
         """Add tokens to texts, keep their keys and values, tell the proposers, free what has ended."""
         for turn in turns:
             if turn.verdict is not None:
-                self._add(turn)
-        alive = [turn for turn in turns if turn.error is None]
-        for turn in alive:
+                tried([turn], turn.commit)  # a grammar may not be able to follow
+        for turn in sound(turns):
             turn.sequence.computed = turn.context + turn.tokens + len(turn.kept)
         deltas: list[Delta] = []
         if ran is not None:
-            self._gather(alive)
-            self._speculation.observe([self._advanced(turn, ran) for turn in alive])
-            deltas = deltas_of(alive, ran)
-        for turn in alive:
+            self._gather([turn for turn in sound(turns) if turn.moves()])
+            self._speculation.observe(each(sound(turns), lambda turn: self._advanced(turn, ran)))
+            deltas = self._deltas(sound(turns), ran)
+        for turn in sound(turns):
             self._scheduler.settle(turn.sequence, self._speculation.page_marks(turn.sequence.request.id))
-        ended = [turn.sequence for turn in turns if turn.ended]
-        for sequence in ended:
-            self._scheduler.finish(sequence)
-        self._speculation.forget(sequence.request.id for sequence in ended)
+        ended = [turn for turn in turns if turn.ended]
+        for turn in ended:
+            self._scheduler.finish(turn.sequence, failed=turn.error is not None)
+        self._speculation.forget(turn.sequence.request.id for turn in ended)
         return deltas
 
-    @staticmethod
-    def _add(turn: Turn) -> None:
-        """Add tokens to a text; a grammar that cannot follow them fails its request alone."""
-        try:
-            turn.commit()
-        except Exception as error:
-            logger.exception("request %s failed", turn.sequence.request.id)
-            turn.error = error
-
     def _gather(self, turns: Sequence[Turn]) -> None:
-        """Move the keys and values of accepted nodes to where the text has them: nothing, for chains."""
+        """Move the keys and values of accepted nodes to where the text has them: nothing, for chains.
+
+        Where it fails none is tried again, as some may have been moved.
+        """
+        if turns:
+            tried(turns, lambda: self._move(turns))
+
+    def _move(self, turns: Sequence[Turn]) -> None:
         sources: list[int] = []
         targets: list[int] = []
         for turn in turns:
-            if moves := turn.moves():
-                slots = slots_of(turn.sequence.pages, self._page_size, 0, max(move[0] for move in moves) + 1)
-                sources.extend(int(slots[source]) for source, _ in moves)
-                targets.extend(int(slots[target]) for _, target in moves)
-        if sources:
-            self._runner.move(
-                torch.tensor(sources, device=self._device), torch.tensor(targets, device=self._device)
-            )
+            moves = turn.moves()
+            slots = slots_of(turn.sequence.pages, self._page_size, 0, max(move[0] for move in moves) + 1)
+            sources.extend(int(slots[source]) for source, _ in moves)
+            targets.extend(int(slots[target]) for _, target in moves)
+        self._runner.move(
+            torch.tensor(sources, device=self._device), torch.tensor(targets, device=self._device)
+        )
+
+    @staticmethod
+    def _deltas(turns: Sequence[Turn], ran: Pass) -> list[Delta]:
+        """What is told; where there is no memory for all logprobs at once, of one request after the other."""
+        deltas = tried((), lambda: deltas_of(turns, ran))
+        if deltas is None:
+            deltas = [delta for found in each(turns, lambda turn: deltas_of([turn], ran)) for delta in found]
+        return deltas
 
     def _advanced(self, turn: Turn, ran: Pass) -> Advanced:
         rows = turn.rows()
@@ -245,27 +239,21 @@ class Stepper:
 
 
 def _turn(active: Active, work: Work) -> Turn:
-    """A request's turn, as planned; where every token of a prompt needs logits, in smaller pieces."""
-    sequence, params = work.sequence, work.sequence.request.params
-    if active.reused is None:
-        active.reused = sequence.reused
-    tokens, verifies = work.tokens, work.verifies
-    asks_logits = 1 if verifies else 0
-    if params.prompt_logprobs is not None and sequence.computed < len(sequence.request.prompt):
-        tokens = min(tokens, PROMPT_LOGPROB_ROWS)
-        verifies = verifies and tokens == work.tokens
-        asks_logits = tokens
+    """A request's turn, as planned."""
+    sequence = active.sequence
+    found, active.found = active.found, 0
     return Turn(
         active=active,
         context=sequence.computed,
-        tokens=tokens,
-        verifies=verifies,
+        tokens=work.tokens,
+        verifies=work.verifies,
         nodes=work.nodes,
-        asks_logits=asks_logits,
+        asks_logits=work.tokens if sequence.scores_prompt else int(work.verifies),
+        found=found,
     )
 
 
-def _record(turn: Turn, began: bool) -> RowRecord:
+def _record(turn: Turn) -> RowRecord:
     return RowRecord(
         request_id=turn.sequence.request.id,
         labels=turn.sequence.request.labels,
@@ -275,7 +263,7 @@ def _record(turn: Turn, began: bool) -> RowRecord:
         depth=turn.proposal.depth,
         accepted=len(turn.kept),
         committed=len(turn.committed),
-        reused=turn.sequence.reused if began else 0,
+        reused=turn.found,
         finished=turn.ended,
         failed=turn.error is not None,
     )

@@ -27,7 +27,7 @@ bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -151,7 +151,7 @@ def verify(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict | Exceptio
         torch.AcceleratorError: the device is broken, and with it every request.
     """
     walks = [_Walk(row) for row in rows]
-    _walk_plain([walk for walk in walks if walk.plain], logits)
+    _step([walk for walk in walks if walk.plain], logits, _highest, _Walk.follow_all)
     others = [walk for walk in walks if not walk.plain]
     size = max(1, _ELEMENTS_AT_ONCE // logits.shape[-1])
     for start in range(0, len(others), size):
@@ -211,28 +211,18 @@ class _Walk:
         proposed = self.row.proposal.tokens
         self.take(token, next((child for child in self.children if proposed[child] == token), None))
 
+    def follow_all(self, found: Mapping[int, tuple[int, bool]]) -> None:
+        """Go down to the end: for each row of logits a token, and whether its logit is finite."""
+        while not self.ended:
+            token, sound = found[self.logits]
+            self.follow(token) if sound else self.fail(NoTokenLeftError())
+
     def draw(self, p: Distribution) -> None:
         """Commit a token of law p by rejection."""
         proposal, children = self.row.proposal, self.children
         candidates = [(proposal.tokens[child], proposal.q_of(child)) for child in children]
         token, accepted = sample(p, candidates, self.row.randomness)
         self.take(token, None if accepted is None else children[accepted])
-
-
-def _walk_plain(walks: Sequence[_Walk], logits: Tensor) -> None:
-    """Greedy rows whose logits nothing edits: one argmax over all their positions."""
-    spans = [range(walk.row.root, walk.row.root + 1 + len(walk.row.proposal)) for walk in walks]
-    positions = [position for span in spans for position in span]
-    if not positions:
-        return
-    theirs = logits if positions == list(range(len(logits))) else logits[positions]
-    tokens = highest(theirs)
-    finite = theirs.gather(-1, tokens[:, None])[:, 0].isfinite()
-    found = dict(zip(positions, zip(tokens.tolist(), finite.tolist(), strict=True), strict=True))
-    for walk in walks:
-        while not walk.ended:
-            token, sound = found[walk.logits]
-            walk.follow(token) if sound else walk.fail(NoTokenLeftError())
 
 
 def _walk(walks: Sequence[_Walk], logits: Tensor) -> None:
@@ -247,16 +237,32 @@ def _walk(walks: Sequence[_Walk], logits: Tensor) -> None:
         walks = [walk for walk in walks if not walk.ended]
 
 
+def _highest(walks: Sequence[_Walk], logits: Tensor) -> list[Mapping[int, tuple[int, bool]]]:
+    """Where nothing edits the logits: one argmax over all positions, for `_Walk.follow_all`."""
+    spans = [range(walk.row.root, walk.row.root + 1 + len(walk.row.proposal)) for walk in walks]
+    positions = [position for span in spans for position in span]
+    theirs = logits if positions == list(range(len(logits))) else logits[positions]
+    tokens = highest(theirs)
+    finite = theirs.gather(-1, tokens[:, None])[:, 0].isfinite()
+    found = dict(zip(positions, zip(tokens.tolist(), finite.tolist(), strict=True), strict=True))
+    return [found] * len(walks)
+
+
 def _best(walks: Sequence[_Walk], logits: Tensor) -> list[int]:
-    return best(logits, [(walk.row.law, walk.tokens) for walk in walks])
+    return best(_current(walks, logits), [(walk.row.law, walk.tokens) for walk in walks])
 
 
 def _distributions(walks: Sequence[_Walk], logits: Tensor) -> list[Distribution]:
-    return distributions(logits, [(walk.row.law, walk.tokens) for walk in walks])
+    return distributions(_current(walks, logits), [(walk.row.law, walk.tokens) for walk in walks])
 
 
 def _coupled(walks: Sequence[_Walk], logits: Tensor) -> list[int]:
     return coupled_tokens(_distributions(walks, logits), [walk.key for walk in walks])
+
+
+def _current(walks: Sequence[_Walk], logits: Tensor) -> Tensor:
+    """The logits that decide on each walk's next token."""
+    return logits[[walk.logits for walk in walks]]
 
 
 def _step(
@@ -265,11 +271,11 @@ def _step(
     ask: Callable[[Sequence[_Walk], Tensor], Sequence[_Answer]],
     go_on: Callable[[_Walk, _Answer], None],
 ) -> None:
-    """One level of some rows. Where the batch raises, each row is asked alone: it may be one that does."""
+    """Part of some rows' way. Where the batch raises, each row is asked alone: it may be one that does."""
     if not walks:
         return
     try:
-        answers = ask(walks, logits[[walk.logits for walk in walks]])
+        answers = ask(walks, logits)
     except torch.AcceleratorError:
         raise
     except Exception as error:

@@ -21,14 +21,9 @@ class Share:
     nodes: int = 0
 
     @property
-    def unread(self) -> int:
-        """Pending tokens that the pass does not run."""
-        return self.sequence.pending - self.tokens
-
-    @property
     def verifies(self) -> bool:
         """The pass runs all pending tokens."""
-        return self.unread == 0
+        return self.tokens == self.sequence.pending
 
 
 def share_out(
@@ -86,7 +81,7 @@ def _read(reading: Iterable[Share], budget: int) -> int:
     """Give rows pending tokens, the first ones first; returns how many."""
     left = budget
     for share in reading:
-        tokens = min(share.unread, left)
+        tokens = min(share.sequence.runnable - share.tokens, left)
         share.tokens += tokens
         left -= tokens
     return budget - left

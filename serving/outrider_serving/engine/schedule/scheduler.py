@@ -194,11 +194,16 @@ class Scheduler:
         if sequence.outputs:
             self._charge(sequence, len(sequence.tokens))
 
-    def finish(self, sequence: Sequence) -> None:
-        """Take out a request, running or waiting, and release what it holds."""
+    def finish(self, sequence: Sequence, *, failed: bool = False) -> None:
+        """Take out a request, running or waiting, and release what it holds.
+
+        Nobody begins with the pages of one that has failed: what failed it may lie in them.
+        """
         request_id = sequence.request.id
         del self._sequences[request_id]
         self._cancelled.discard(request_id)
+        if failed:
+            self._tables.disown(sequence)
         self._tables.leave(sequence)
         if self._running.pop(request_id, None) is not None:
             self._queue.ended(sequence, self._now)
@@ -243,7 +248,7 @@ class Scheduler:
     def _admit(self, required_marks: RequiredMarks) -> tuple[Sequence, ...]:
         """Let waiting requests begin, in fair order, while there are places, tokens and pages for them."""
         began: list[Sequence] = []
-        tokens = self.limits.step_tokens - sum(sequence.pending for sequence in self._running.values())
+        tokens = self.limits.step_tokens - sum(sequence.runnable for sequence in self._running.values())
         read = self._being_read(self._running.values())
 
         def held_back(waiting: Sequence) -> bool:
@@ -254,7 +259,7 @@ class Scheduler:
             if sequence is None or not self._begin(sequence, required_marks(sequence)):
                 break
             began.append(sequence)
-            tokens -= sequence.pending
+            tokens -= sequence.runnable
             read |= self._being_read([sequence])
         return tuple(began)
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from outrider_serving.engine.types import FinishReason, Request, SamplingParams
 
+LOGIT_ROWS = 64
+"""Most tokens that a prompt is read by in a pass where each of them needs logits: bounds their memory."""
+
 
 def end_tokens(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
     """The tokens that end a request: the model's ends of sequence unless it ignores them, and its own."""
@@ -62,6 +65,16 @@ class Sequence:
     def pending(self) -> int:
         """How many tokens are to be run: 1 when it decodes, more when its text is still being read."""
         return len(self.tokens) - self.computed
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Logprobs of its prompt are wanted, and it is still being read: each token of it needs logits."""
+        return self.request.params.prompt_logprobs is not None and self.computed < len(self.request.prompt)
+
+    @property
+    def runnable(self) -> int:
+        """How many of its pending tokens one pass may run."""
+        return min(self.pending, LOGIT_ROWS) if self.scores_prompt else self.pending
 
     @property
     def remaining(self) -> int:

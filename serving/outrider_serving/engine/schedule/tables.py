@@ -110,6 +110,10 @@ class PageTables:
             self._private[self._names.salt(sequence.request)].names.update(names)
         sequence.published = full
 
+    def disown(self, sequence: Sequence) -> None:
+        """Offer its pages to nobody any more, nor those that it took over from others."""
+        self._pool.forget(sequence.names[: sequence.published])
+
     def trim(self, sequence: Sequence) -> None:
         """Give back the pages beyond the text, which proposals took."""
         keep = self._pool.pages_for(len(sequence.tokens))
