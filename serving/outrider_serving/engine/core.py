@@ -98,6 +98,11 @@ class EngineCore:
         return bool(self._active or self._grammars)
 
     @property
+    def tend_in(self) -> float | None:
+        """Seconds until `tend` may have something to do; None where it has nothing more to do."""
+        return self._speculation.due_in(self._settings)
+
+    @property
     def pages(self) -> PageCounts:
         """Pages of keys and values now."""
         pool = self._scheduler.pool
@@ -159,6 +164,14 @@ class EngineCore:
         ]:
             self._active.pop(request_id, None)
         return output
+
+    def tend(self) -> None:
+        """Load and close proposers as the settings in force want it, and try again what has failed.
+
+        Every step does so as well: this is for the time in which there is none.
+        """
+        every = (one.sequence for one in self._active.values())
+        self._speculation.prepare(self._settings, self._scheduler.sequences, every)
 
     def close(self) -> None:
         """Give everything back."""

@@ -69,7 +69,8 @@ class StepRecord:
         target_seconds: target passes.
         verification_seconds: distributions, draws and comparison.
         rest_seconds: everything else: scheduling, handing over of deltas.
-        proposer_failures: exceptions raised by proposers; the rows concerned went on without proposals.
+        proposer_failures: exceptions raised by proposers in the step, or since the one before; the rows
+            concerned went on without proposals.
         preemptions: requests that lost their pages in this step, and wait again.
     """
 

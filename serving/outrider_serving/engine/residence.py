@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from outrider_serving.engine.schedule.pages import PagePool
 from outrider_serving.engine.schedule.sequence import Sequence as Running
-from outrider_serving.engine.target.kv import KVStore
+from outrider_serving.engine.target.kv import KVShape, KVStore
 from outrider_serving.engine.target.memory import ProposerMemoryError, Reserve
 from outrider_serving.proposers.base import Began, Event, Needs, Proposer, Surroundings
 from outrider_serving.settings import Proposer as ProposerSettings
@@ -23,6 +23,9 @@ Build = Callable[[ProposerSettings], Proposer | None]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 64.0
 """Seconds from a failure to the next try to load; each further one doubles them, a long calm resets them."""
+
+_LOADING_PAUSE = 0.1
+"""Seconds from one look at a load that is under way to the next, where no step looks."""
 
 _marks = count(1)
 
@@ -37,20 +40,26 @@ class Grant:
         self._pool = pool
         self._reserve = reserve
 
-    def take(self, holder: str, proposer: Proposer, name: str) -> Surroundings:
-        """Memory for a proposer, under the name `holder`; `name` is for the message of an error.
+    def take(self, holder: str, needs: Needs, weights: int, name: str) -> Surroundings:
+        """What a proposer that needs this is loaded into.
+
+        Args:
+            holder: who has the memory, until `give_back`.
+            needs: what it wants of the target.
+            weights: bytes that it takes beside its layers of keys and values.
+            name: what the message of an error calls it.
 
         Raises:
             ProposerMemoryError: weights and layers do not fit into what is left of the reserve.
             ValueError: it wants hidden states that the target does not have.
         """
         last = self._target.config.get_text_config().num_hidden_layers
-        if unknown := [layer for layer in proposer.needs.hidden_layers if not 0 <= layer <= last]:
+        if unknown := [layer for layer in needs.hidden_layers if layer > last]:
             raise ValueError(f"it wants the hidden states {unknown}, but the target has 0 to {last}")
-        shapes, dtype = dict(enumerate(proposer.needs.kv_layers)), self._target.dtype
+        shapes, dtype = dict(enumerate(needs.kv_layers)), self._target.dtype
         slots = self._pool.total * self._pool.page_size
         layers = slots * sum(shape.bytes_per_token(dtype) for shape in shapes.values())
-        self._reserve.take(holder, proposer.memory_bytes + layers, name)
+        self._reserve.take(holder, weights + layers, name)
         device = self._target.device
         return Surroundings(
             target=self._target,
@@ -92,7 +101,7 @@ class Residence:
         self._build = build
         self._grant = grant
         self._clock = clock
-        self._loading: tuple[Proposer, Future[None]] | None = None
+        self._loading: tuple[Proposer, Needs, Future[None]] | None = None
         self._mark = ""
         self.needs = Needs()
         self._missing: dict[str, int] = {}
@@ -104,6 +113,15 @@ class Residence:
     def marks(self) -> frozenset[str]:
         """What pages are marked with that hold the loaded proposer's own keys and values."""
         return frozenset([self._mark] if self.needs.kv_layers else [])
+
+    @property
+    def due_in(self) -> float | None:
+        """Seconds until `advance` may have something to do; None where it has nothing more to do."""
+        if self._loading is not None:
+            return _LOADING_PAUSE
+        if self.proposer is not None or self._retry_at == math.inf:
+            return None
+        return max(0.0, self._retry_at - self._clock())
 
     def knows(self, request_id: str) -> bool:
         """It may be asked about a request: it was told of it, and lacks no keys and values of its own."""
@@ -121,10 +139,10 @@ class Residence:
             Exception: whatever the proposer raised.
         """
         if self._loading is not None:
-            proposer, loading = self._loading
+            proposer, needs, loading = self._loading
             if loading.done():
                 self._loading = None
-                self._enter(proposer, running, loading.result)
+                self._enter(proposer, needs, running, loading.result)
         elif self.proposer is None and self._clock() >= self._retry_at:
             self._load(running)
 
@@ -167,7 +185,7 @@ class Residence:
         self._missing.clear()
         self._grant.unmark(mark)
         if loading is not None:
-            abandoned, future = loading
+            abandoned, _, future = loading
             future.add_done_callback(lambda ended: self._abandon(abandoned, ended, mark))
         else:
             self._leave(proposer, mark)
@@ -177,20 +195,22 @@ class Residence:
         if proposer is None:
             self._retry_at = math.inf
             return
+        needs, weights = _read(proposer)
         self._mark = f"{self.settings.method}-{next(_marks)}"
-        surroundings = self._grant.take(self._mark, proposer, self.settings.method)
-        if proposer.memory_bytes == 0:
-            self._enter(proposer, running, lambda: proposer.load(surroundings))
+        surroundings = self._grant.take(self._mark, needs, weights, self.settings.method)
+        if weights == 0:
+            self._enter(proposer, needs, running, lambda: proposer.load(surroundings))
             return
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outrider-proposer")
-        self._loading = (proposer, thread.submit(proposer.load, surroundings))
+        self._loading = (proposer, needs, thread.submit(proposer.load, surroundings))
         thread.shutdown(wait=False)
 
-    def _enter(self, proposer: Proposer, running: Iterable[Running], load: Callable[[], None]) -> None:
+    def _enter(
+        self, proposer: Proposer, needs: Needs, running: Iterable[Running], load: Callable[[], None]
+    ) -> None:
         """The proposer is loaded by `load`, told of what runs, and there."""
         load()
-        self.needs = proposer.needs
-        self.proposer, self.trouble = proposer, None
+        self.proposer, self.needs, self.trouble = proposer, needs, None
         for sequence in running:
             self._missing[sequence.request.id] = sequence.computed
         self.observe(
@@ -210,3 +230,37 @@ class Residence:
                 proposer.close()
         finally:
             self._grant.give_back(mark)
+
+
+def _read(proposer: Proposer) -> tuple[Needs, int]:
+    """What a proposer needs, and the bytes that it takes beside: a copy, which it cannot change any more.
+
+    Raises:
+        ValueError: something is no number, or out of range; the message names it.
+    """
+    needs, weights = proposer.needs, proposer.memory_bytes
+    if not isinstance(needs, Needs):
+        raise ValueError(f"its needs are {needs!r}, which are not Needs")
+    copy = Needs(
+        hidden_layers=tuple(_whole("hidden layer", layer, 0) for layer in needs.hidden_layers),
+        kv_layers=tuple(_read_shape(shape) for shape in needs.kv_layers),
+        width=_whole("width", needs.width, 1),
+    )
+    return copy, _whole("memory_bytes", weights, 0)
+
+
+def _read_shape(shape: object) -> KVShape:
+    if not isinstance(shape, KVShape):
+        raise ValueError(f"it has a layer of keys and values of shape {shape!r}, which is no KVShape")
+    return KVShape(
+        heads=_whole("number of heads", shape.heads, 1),
+        key_size=_whole("size of keys", shape.key_size, 1),
+        value_size=_whole("size of values", shape.value_size, 1),
+    )
+
+
+def _whole(what: str, value: object, least: int) -> int:
+    """A number as it is; what merely counts as one (True, 1.0, one of numpy or torch) is refused."""
+    if type(value) is not int or value < least:
+        raise ValueError(f"its {what} is {value!r}, but must be a whole number of at least {least}")
+    return value

@@ -90,6 +90,13 @@ class Speculation:
         """Why a proposer is not loaded, by name; None where all are."""
         return next((r.trouble for r in self._residences.values() if r.trouble), None)
 
+    def due_in(self, settings: PodSettings) -> float | None:
+        """Seconds until `prepare` may have something to do; None where it has nothing more to do."""
+        if settings is not self._settings:
+            return 0.0
+        waits = (residence.due_in for residence in self._residences.values())
+        return min((wait for wait in waits if wait is not None), default=None)
+
     def expect(self, request: Request, settings: PodSettings) -> None:
         """A request has arrived, which may ask for a proposer of its own: it is loaded with the next step."""
         self._residence(settings.proposer, request.speculation.method or settings.proposer.method)
@@ -247,10 +254,11 @@ def _name(arm: ProposerSettings, method: Method) -> str:
 def _depths(sequence: Running, arm: ProposerSettings) -> tuple[int, int]:
     """The shortest proposal worth verifying, and the longest of use: the target adds one token after it.
 
-    Where a request asks for less depth than the arm's least, its depth is the least as well.
+    A request's own depth replaces the arm's, be it less or more. Where it is less than the arm's least, it
+    is the least as well.
     """
     override = sequence.request.speculation.max_depth
-    longest = arm.max_depth if override is None else min(arm.max_depth, override)
+    longest = arm.max_depth if override is None else override
     return min(arm.min_depth, longest), min(longest, sequence.remaining - 1)
 
 

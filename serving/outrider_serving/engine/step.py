@@ -59,6 +59,7 @@ class Stepper:
         self._device = device
         self._clock = clock
         self._page_size = scheduler.pool.page_size
+        self._failures_recorded = 0  # of proposers, those between steps too
 
     def step(self, settings: PodSettings, active: Mapping[str, Active]) -> StepOutput:
         """One step of every running request.
@@ -70,7 +71,7 @@ class Stepper:
         Raises:
             torch.AcceleratorError: the device is broken, and with it every request.
         """
-        clock, failures, seconds = _Clock(), self._speculation.failures, self._speculation.seconds
+        clock, seconds = _Clock(), self._speculation.seconds
         plan = self._plan(settings, active)
         for sequence in plan.began:
             active[sequence.request.id].begin()
@@ -85,6 +86,7 @@ class Stepper:
         verification = clock.lap()
         deltas = self._commit(turns, ran)
         proposal = self._speculation.seconds - seconds  # within what is planned, proposed and committed
+        failures = self._speculation.failures
         record = StepRecord(
             arm=settings.in_force,
             generation=settings.generation,
@@ -95,11 +97,15 @@ class Stepper:
             target_seconds=target,
             verification_seconds=verification,
             rest_seconds=rest + clock.lap() - proposal,
-            proposer_failures=self._speculation.failures - failures,
+            proposer_failures=failures - self._failures_recorded,
             preemptions=len(plan.preempted),
         )
         cancelled = tuple(sequence.request.id for sequence, error in plan.ended if error is None)
-        return StepOutput(record if turns else None, tuple(deltas), _failures(plan, turns), cancelled)
+        failed = _failures(plan, turns)
+        if not turns:
+            return StepOutput(None, tuple(deltas), failed, cancelled)
+        self._failures_recorded = failures
+        return StepOutput(record, tuple(deltas), failed, cancelled)
 
     def _plan(self, settings: PodSettings, active: Mapping[str, Active]) -> Plan:
         """Who takes part, and with how much; proposers are told who begins, waits again or is gone."""

@@ -27,7 +27,7 @@ class Needs:
         kv_layers: attention layers of its own, kept in the target's pages: token i of a text lies in the same
             page and place as in the target's layers. What `Advanced` says was run must be there when
             `observe` returns: pages are shared between requests from then on.
-        width: a proposal of depth d has at most width * d nodes; 1 for chains.
+        width: a proposal of depth d has at most width * d nodes; 1, the least, for chains.
     """
 
     hidden_layers: tuple[int, ...] = ()
@@ -147,20 +147,24 @@ class Proposer(Protocol):
     Made from its settings by the registry: other settings, but for the depths, make another one. Everything
     but `load` is called by the thread of the steps only, `close` also by that of a load that came too late.
 
+    `needs` and `memory_bytes` are read once, before `load`, and hold for as long as it is loaded. Numbers
+    that are not of type int, or out of range, are a failure, as if it had raised.
+
     Any method may raise: steps go on without it, the failure is counted, and no request fails. After a raise
     from `propose`, or a proposal that is not a tree of distinct siblings of known tokens, the rest of the
     batch goes without proposals in that step. After one from another method it is closed, and a new one is
-    made after a pause, which is told of the requests that run by `Began`.
+    made after a pause, which is told of the requests that run by `Began`. What is no `Exception`, such as
+    SystemExit, ends the engine's process.
     """
 
     @property
     def needs(self) -> Needs:
-        """What it wants of the target; known before `load`."""
+        """What it wants of the target."""
         ...
 
     @property
     def memory_bytes(self) -> int:
-        """What `load` will take beside `needs.kv_layers`; known before `load`.
+        """What `load` will take beside `needs.kv_layers`.
 
         A proposer that takes nothing is loaded between two steps, another one beside them, in a thread of its
         own.

@@ -2,7 +2,8 @@
 
 The first token of a prompt is what the core does with the request; else it commits one token in each step,
 the generation of the settings in force. A delta's `proposed` is the number of requests that the core knows,
-its `depth` how many cancels it has seen. What a *start* does is one word of the file $SCRIPT, one word a
+its `depth` how many cancels it has seen. Settings of the generation UNLUCKY name a proposer that cannot be
+loaded, as `tend` finds. What a *start* does is one word of the file $SCRIPT, one word a
 start; the last one holds for all further starts.
 """
 
@@ -31,6 +32,7 @@ from outrider_serving.settings import PodSettings
 FACTORY = "serving.engine.scripted:build"
 SCRIPT = "SCRIPT"
 PACE_SECONDS = 0.001
+UNLUCKY = 13
 
 
 class Act(IntEnum):
@@ -63,12 +65,16 @@ class ScriptedCore:
         self.left: dict[str, int] = {}
         self.requests: dict[str, Request] = {}
         self.cancels = 0
-
-    proposer_trouble = None
+        self.tended = settings
+        self.proposer_trouble: str | None = None
 
     @property
     def busy(self) -> bool:
         return bool(self.requests)
+
+    @property
+    def tend_in(self) -> float | None:
+        return None if self.tended is self.settings else 0.0
 
     @property
     def running(self) -> int:
@@ -109,6 +115,10 @@ class ScriptedCore:
             *("stable", self.settings.generation, time.monotonic(), tuple(rows), 0, 0.1, 0.1, 0.1, 0.1),
         )
         return output
+
+    def tend(self) -> None:
+        self.tended = self.settings
+        self.proposer_trouble = "it is unlucky" if self.settings.generation == UNLUCKY else None
 
     def _error(self, request: Request) -> EngineError | None:
         match request.prompt[0]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from outrider_serving.engine.target.batch import Batch
+from outrider_serving.engine.target.kv import KVShape
 from outrider_serving.engine.target.runner import ModelRunner, Pass
 from outrider_serving.engine.types import DeadlineError, EngineError, QueueFullError
 from outrider_serving.models.loading import LoadedModel
-from outrider_serving.proposers.base import Needs, Row
+from outrider_serving.proposers.base import Advanced, Event, Needs, Row, Surroundings
 from outrider_serving.sampling.distribution import Distribution
 from outrider_serving.sampling.grammar import regex_grammar
 from outrider_serving.sampling.matcher import GrammarCompiler, Matcher
@@ -55,6 +56,74 @@ def test_a_proposer_that_wants_a_layer_which_the_target_lacks_fails_no_request(
     (result,) = engine.run(request(PROMPT))
     assert result.tokens == reference(tiny_llama, PROMPT, 32)
     assert engine.core.proposer_trouble is not None
+
+
+BAD_NEEDS: dict[str, tuple[object, object, str]] = {
+    "none": (None, 0, "its needs are None, which are not Needs"),
+    "half a layer": (Needs(hidden_layers=(1.5,)), 0, "its hidden layer is 1.5"),  # type: ignore[arg-type]
+    "a layer that counts as one": (Needs(hidden_layers=(1.0,)), 0, "hidden layer is 1.0"),  # type: ignore[arg-type]
+    "a layer that is a truth": (Needs(hidden_layers=(True,)), 0, "its hidden layer is True"),
+    "a layer of numpy": (Needs(hidden_layers=(np.int64(1),)), 0, "hidden layer is np.int64"),  # type: ignore[arg-type]
+    "a negative layer": (Needs(hidden_layers=(-1,)), 0, "its hidden layer is -1"),
+    "no layers": (Needs(hidden_layers=None), 0, "not iterable"),  # type: ignore[arg-type]
+    "a shape that is none": (Needs(kv_layers=((1, 1, 2),)), 0, "shape (1, 1, 2)"),  # type: ignore[arg-type]
+    "a shape without heads": (Needs(kv_layers=(KVShape(0, 1, 2),)), 0, "its number of heads is 0"),
+    "keys of negative size": (Needs(kv_layers=(KVShape(1, -1, 2),)), 0, "its size of keys is -1"),
+    "values of half a size": (Needs(kv_layers=(KVShape(1, 1, 0.5),)), 0, "size of values is 0.5"),  # type: ignore[arg-type]
+    "no width": (Needs(width=None), 0, "its width is None"),  # type: ignore[arg-type]
+    "half a width": (Needs(width=2.5), 0, "its width is 2.5"),  # type: ignore[arg-type]
+    "a width of nothing": (Needs(width=0), 0, "its width is 0, but must be a whole number of at least 1"),
+    "a negative width": (Needs(width=-100), 0, "its width is -100"),
+    "a width that is a truth": (Needs(width=True), 0, "its width is True"),
+    "negative memory": (Needs(), -1, "its memory_bytes is -1, but must be a whole number of at least 0"),
+    "no memory": (Needs(), None, "its memory_bytes is None"),
+    "half a byte": (Needs(), 0.5, "its memory_bytes is 0.5"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_NEEDS)
+def test_a_proposer_whose_needs_make_no_sense_fails_no_request(tiny_llama: LoadedModel, name: str) -> None:
+    needs, memory_bytes, says = BAD_NEEDS[name]
+    proposer = proposers.Raising([], lambda *_: False)
+    proposer.needs, proposer.memory_bytes = needs, memory_bytes  # type: ignore[assignment]
+    engine = bench(tiny_llama, build=building(proposer), proposer_bytes=1000)
+    asked, other = engine.run(request(PROMPT), request(PROMPT, speculation=NONE))
+    assert asked.tokens == other.tokens == reference(tiny_llama, PROMPT, 32)
+    trouble = engine.core.proposer_trouble
+    assert trouble is not None
+    assert trouble.startswith("proposer ngram failed: ")
+    assert says in trouble
+    assert engine.records[0].proposer_failures == 1
+    assert proposer.calls == {}, "it was not loaded"
+    assert engine.core.proposer_free == 1000
+
+
+@pytest.mark.parametrize(
+    "later",
+    [Needs(hidden_layers=(99,)), Needs(hidden_layers=(1.0,)), Needs(width=2.5), Needs(width=-1), None],
+)
+def test_what_a_proposer_needs_is_read_once(tiny_llama: LoadedModel, later: Needs | None) -> None:
+    class Fickle(proposers.HiddenReader):
+        def observe(self, events: Sequence[Event]) -> None:
+            self.seen = {layer for event in events if isinstance(event, Advanced) for layer in event.hidden}
+
+        def propose(self, rows: Sequence[Row]) -> list[Proposal]:
+            return [Proposal.chain((5,)) for _ in rows]
+
+        def load(self, surroundings: Surroundings) -> None:
+            layers.append(2)
+            self.needs, self.memory_bytes = later, -1  # type: ignore[assignment]
+
+    layers = [1]
+    fickle = Fickle([], layers)  # type: ignore[arg-type]
+    engine = bench(tiny_llama, build=building(fickle))
+    results = engine.run(request(PROMPT), request([9]), request(PROMPT, speculation=NONE))
+    for result, prompt in zip(results, (PROMPT, [9], PROMPT), strict=True):
+        assert result.tokens == reference(tiny_llama, prompt, 32)
+    assert fickle.seen == {1}
+    assert results[0].proposed > 0
+    assert engine.core.proposer_trouble is None
+    assert sum(record.proposer_failures for record in engine.records) == 0
 
 
 BAD: dict[str, Callable[[], tuple[object, Distribution | None]]] = {

@@ -159,6 +159,23 @@ def test_the_depth_of_a_request_goes_before_that_of_the_arm(tiny: LoadedModel) -
     assert result.proposed == sum(row.proposed for record in engine.records for row in record.rows) > 0
 
 
+def test_a_request_may_ask_for_more_depth_than_the_arm(tiny: LoadedModel, expected: Texts) -> None:
+    """Its neighbours have the arm's; in a tree, more depth is more nodes as well."""
+    known = [[*prompt, *out] for prompt, out in zip(PROMPTS, expected, strict=True)]
+    for kind in (proposers.Oracle, proposers.Bushy):
+        engine = bench(tiny, Proposer(max_depth=2), build=building(kind(known)))
+        deep, plain = engine.run(
+            request(
+                PROMPTS[1], speculation=SpeculationOverride(max_depth=6), max_tokens=TOKENS, ignore_eos=True
+            ),
+            request(PROMPTS[0], max_tokens=TOKENS, ignore_eos=True),
+        )
+        assert [list(deep.tokens), list(plain.tokens)] == [expected[1], expected[0]]
+        depths = [max(delta.depth for delta in result.deltas) for result in (deep, plain)]
+        assert depths == [6, 2]
+        assert deep.steps < plain.steps
+
+
 def test_a_method_that_a_request_asks_for_has_the_settings_of_the_arm(tiny: LoadedModel) -> None:
     prompt = [5, 6, 7, 8, 5, 6]  # the end matches over two tokens, not over three
     proposed = []

@@ -180,6 +180,15 @@ class TestRequests:
         assert seen == sorted(seen)
         assert len(set(seen)) > 5
 
+    async def test_trouble_with_a_proposer_and_its_end_are_told_without_a_request(self, make: Make) -> None:
+        engine = await make()
+        assert engine.proposer_trouble is None
+        engine.set_settings(generation(scripted.UNLUCKY))
+        await until(lambda: engine.proposer_trouble == "it is unlucky")
+        engine.set_settings(generation(scripted.UNLUCKY + 1))
+        await until(lambda: engine.proposer_trouble is None)
+        assert engine.steps == []
+
     async def test_a_slow_reader_holds_nobody_up(self, make: Make) -> None:
         """More than any socket buffer holds waits for a reader that does not read."""
         engine = await make()

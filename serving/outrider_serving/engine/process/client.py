@@ -124,7 +124,7 @@ class EngineClient:
 
     @property
     def proposer_trouble(self) -> str | None:
-        """Why a proposer that the settings name was not loaded in the last step, None where all were."""
+        """Why a proposer that the settings name was not loaded when it was last told, None where all were."""
         return self._proposer_trouble
 
     @property

@@ -1,9 +1,9 @@
 """The engine's process, `python -m outrider_serving.engine.process.main FD`: the step loop behind a socket.
 
-The main thread builds the core and runs its steps; it waits for messages only while there is nothing to do. A
-reader and a writer thread keep the socket away from it, so neither a slow API nor a large message holds a
-step. It is the only thread that runs torch for long: torch keeps workers for each thread that does, and they
-would stand in each other's way.
+The main thread builds the core and runs its steps; it waits for messages only while there is no request, and
+wakes up to look after proposers. A reader and a writer thread keep the socket away from it, so neither a slow
+API nor a large message holds a step. It is the only thread that runs torch for long: torch keeps workers for
+each thread that does, and they would stand in each other's way.
 
 The process ends when the other end of its socket closes, when its parent dies, or when a step fails as a
 whole; a new one is `engine.process.client`'s to start.
@@ -66,6 +66,11 @@ class Core(Protocol):
         ...
 
     @property
+    def tend_in(self) -> float | None:
+        """Seconds until `tend` may have something to do, at least 0; None where a message must come first."""
+        ...
+
+    @property
     def running(self) -> int:
         """Requests that take part in steps."""
         ...
@@ -99,6 +104,10 @@ class Core(Protocol):
         """Run one step; whatever it raises is the end of the process."""
         ...
 
+    def tend(self) -> None:
+        """Look after what needs no request; whatever it raises is the end of the process."""
+        ...
+
 
 Factory = Callable[[EngineOptions, PodSettings], tuple[Core, ModelInfo]]
 """Builds a core that has generated a token; raises ModelError where it cannot be as asked."""
@@ -117,26 +126,37 @@ class Loop:
         self._core = core
         self._inbox = inbox
         self._say = say
+        self._trouble: str | None = None  # as it was told last
         self.occupied = False
 
     def run(self) -> NoReturn:
         """Take messages and step, until something is raised."""
         while True:
             if not self._core.busy:
-                self.occupied = False
-                message = self._inbox.get()
-                self.occupied = True
-                self._take(message)
+                self._rest()
             for _ in range(self._inbox.qsize()):
                 self._take(self._inbox.get())
             if self._core.busy:
-                self._say(self._told(self._core.step()))
+                self._tell(self._core.step())
 
-    def _told(self, done: StepOutput) -> Stepped:
+    def _rest(self) -> None:
+        """Wait for a message and take it, or until there is something to tend."""
+        if self._core.proposer_trouble != self._trouble:
+            self._tell(StepOutput(None))
+        self.occupied = False
+        try:
+            message = self._inbox.get(timeout=self._core.tend_in)
+        except queue.Empty:
+            self.occupied = True
+            self._core.tend()
+        else:
+            self.occupied = True
+            self._take(message)
+
+    def _tell(self, done: StepOutput) -> None:
         core = self._core
-        return Stepped(
-            done.record, done.deltas, done.failures, core.running, core.pages, core.proposer_trouble
-        )
+        self._trouble = core.proposer_trouble
+        self._say(Stepped(done.record, done.deltas, done.failures, core.running, core.pages, self._trouble))
 
     def _take(self, message: ToEngine) -> None:
         match message:

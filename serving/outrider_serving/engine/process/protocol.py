@@ -114,7 +114,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """To the API: what one step did, all of it.
+    """To the API: what one step did, all of it; or, without a step, that `proposer_trouble` has changed.
 
     Attributes:
         record: None where no request took part.
