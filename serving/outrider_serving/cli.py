@@ -64,6 +64,7 @@ def _serve(chosen: argparse.Namespace) -> int:
 def _explain(message: str) -> None:
     """Say why nothing is served, to the terminal and to Kubernetes."""
     line = " ".join(message.split())
+    logs.flush()  # what is still to be written would come in between
     print(line, file=sys.stderr)
     if TERMINATION_LOG.exists() and os.access(TERMINATION_LOG, os.W_OK):
         TERMINATION_LOG.write_text(line + "\n", encoding="utf-8")

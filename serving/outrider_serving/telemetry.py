@@ -1,4 +1,4 @@
-"""Every instrument, in one table.
+"""What the instruments of the table count, and how it is told.
 
 Two kinds of frozen records are the only source of nearly all figures: `RequestRecord`, made by the API when a
 request has ended, and `StepRecord`, made by the engine when a step has ended. The gauges are read when asked
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -23,195 +21,11 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from outrider_serving.api.records import COMPLETIONS, RequestRecord
 from outrider_serving.engine.process.child import Reason
 from outrider_serving.engine.records import RowRecord, StepRecord
+from outrider_serving.generations import GenerationCounters
+from outrider_serving.instruments import TABLE, Instrument, Kind
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 PROVIDER = "outrider"
-
-
-class Kind(StrEnum):
-    """Kind of an instrument."""
-
-    COUNTER = "counter"
-    HISTOGRAM = "histogram"
-    GAUGE = "gauge"
-
-
-@dataclass(frozen=True, slots=True)
-class Instrument:
-    """One line of the table."""
-
-    name: str
-    kind: Kind
-    unit: str
-    description: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] | None = None
-
-
-_ARRIVAL = ("workload", "endpoint", "sampling_class", "arm", "generation")
-_GEN_AI = (
-    "gen_ai.operation.name",
-    "gen_ai.provider.name",
-    "gen_ai.request.model",
-    "gen_ai.response.model",
-    "server.address",
-    "server.port",
-    "workload",
-    "arm",
-)
-_DOUBLING = tuple(0.01 * 2**power for power in range(14))
-_TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-_TPOT_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-
-TABLE: tuple[Instrument, ...] = (
-    Instrument(
-        "gen_ai.server.request.duration",
-        Kind.HISTOGRAM,
-        "s",
-        "From receipt of a request to its end.",
-        (*_GEN_AI, "error.type"),
-        _DOUBLING,
-    ),
-    Instrument(
-        "gen_ai.server.time_to_first_token",
-        Kind.HISTOGRAM,
-        "s",
-        "From receipt of a request to its first token written (stream) or committed.",
-        _GEN_AI,
-        _TTFT_BUCKETS,
-    ),
-    Instrument(
-        "gen_ai.server.time_per_output_token",
-        Kind.HISTOGRAM,
-        "s",
-        "(Last token - first token) / (tokens - 1) of a request.",
-        _GEN_AI,
-        _TPOT_BUCKETS,
-    ),
-    Instrument(
-        "outrider.requests",
-        Kind.COUNTER,
-        "{request}",
-        "Ended requests by outcome and by objective (none: there is no objective, or cancelled).",
-        (*_ARRIVAL, "outcome", "objective"),
-    ),
-    Instrument(
-        "outrider.request.tokens",
-        Kind.COUNTER,
-        "{token}",
-        "Tokens generated for ended requests, by whether these met their objective.",
-        (*_ARRIVAL, "objective"),
-    ),
-    Instrument(
-        "outrider.prompt.tokens",
-        Kind.COUNTER,
-        "{token}",
-        "Prompt tokens of ended requests.",
-        ("workload", "endpoint", "arm"),
-    ),
-    Instrument(
-        "outrider.requests.running",
-        Kind.GAUGE,
-        "{request}",
-        "Requests that take part in steps of the engine.",
-    ),
-    Instrument("outrider.requests.waiting", Kind.GAUGE, "{request}", "Requests that wait for the engine."),
-    Instrument(
-        "outrider.ready",
-        Kind.GAUGE,
-        "1",
-        "1 once a token was generated, until the pod drains; 0 while its engine is restarted.",
-    ),
-    Instrument("outrider.settings.generation", Kind.GAUGE, "1", "Generation of the settings in force."),
-    Instrument("outrider.pages.total", Kind.GAUGE, "{page}", "Pages of keys and values that there are."),
-    Instrument("outrider.pages.held", Kind.GAUGE, "{page}", "Pages that requests use."),
-    Instrument(
-        "outrider.pages.cached",
-        Kind.GAUGE,
-        "{page}",
-        "Pages that no request uses, kept for requests that begin with the same text.",
-    ),
-    Instrument(
-        "outrider.steps", Kind.COUNTER, "{step}", "Steps of the engine, by the arm in force.", ("arm",)
-    ),
-    Instrument(
-        "outrider.step.time",
-        Kind.COUNTER,
-        "s",
-        "Seconds the engine was busy, by phase of a step; shared among workloads by their rows.",
-        ("phase", "workload", "arm"),
-    ),
-    Instrument(
-        "outrider.verification.steps",
-        Kind.COUNTER,
-        "{step}",
-        "Steps that committed tokens of a request, counted once for each request in the step.",
-        ("workload", "sampling_class", "arm"),
-    ),
-    Instrument(
-        "outrider.tokens.committed",
-        Kind.COUNTER,
-        "{token}",
-        "Tokens committed: accepted ones, and the target's own.",
-        ("workload", "sampling_class", "arm"),
-    ),
-    Instrument(
-        "outrider.tokens.proposed",
-        Kind.COUNTER,
-        "{token}",
-        "Proposed tokens that were verified.",
-        ("workload", "sampling_class", "arm"),
-    ),
-    Instrument(
-        "outrider.tokens.accepted",
-        Kind.COUNTER,
-        "{token}",
-        "Proposed tokens that were kept.",
-        ("workload", "sampling_class", "arm"),
-    ),
-    Instrument(
-        "outrider.position.proposed",
-        Kind.COUNTER,
-        "{token}",
-        "Proposed tokens by their position in the proposal, from 1.",
-        ("position", "arm"),
-    ),
-    Instrument(
-        "outrider.position.accepted",
-        Kind.COUNTER,
-        "{token}",
-        "Accepted tokens by their position in the proposal, from 1.",
-        ("position", "arm"),
-    ),
-    Instrument(
-        "outrider.proposer.failures",
-        Kind.COUNTER,
-        "{failure}",
-        "Exceptions of proposers; the requests went on without a proposal.",
-        ("arm",),
-    ),
-    Instrument(
-        "outrider.prompt.tokens.reused",
-        Kind.COUNTER,
-        "{token}",
-        "Prompt tokens found in pages when a request began, or began anew after a preemption.",
-        ("workload", "endpoint", "arm"),
-    ),
-    Instrument(
-        "outrider.preemptions",
-        Kind.COUNTER,
-        "{preemption}",
-        "Requests that lost their pages to earlier ones and had to begin anew.",
-        ("arm",),
-    ),
-    Instrument(
-        "outrider.engine.restarts",
-        Kind.COUNTER,
-        "{restart}",
-        "Engine processes that ended and were replaced: died, stalled (and were killed) or failed.",
-        ("reason",),
-    ),
-)
 
 Gauges = Mapping[str, Callable[[], float]]
 """How to read each gauge of the table, by name."""
@@ -237,6 +51,8 @@ class Telemetry:
         meter = self._provider.get_meter("outrider")
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
+        self._generations = GenerationCounters(line for line in TABLE if line.kind is Kind.GENERATION_COUNTER)
+        self._registry.register(self._generations)
         for line in TABLE:
             if line.kind is Kind.COUNTER:
                 self._counters[line.name] = meter.create_counter(line.name, line.unit, line.description)
@@ -244,7 +60,7 @@ class Telemetry:
                 self._histograms[line.name] = meter.create_histogram(
                     line.name, line.unit, line.description, explicit_bucket_boundaries_advisory=line.buckets
                 )
-            else:
+            elif line.kind is Kind.GAUGE:
                 _observe(meter, line, gauges[line.name])
 
     def exposition(self) -> bytes:
@@ -258,18 +74,21 @@ class Telemetry:
     def record_request(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
         labels = record.labels
-        arrival: dict[str, Any] = {
+        judged = {
             "workload": labels.workload,
             "endpoint": labels.endpoint,
             "sampling_class": labels.sampling_class.value,
             "arm": labels.arm,
-            "generation": labels.generation,
+            "objective": record.verdict.value,
         }
-        judged = arrival | {"objective": record.verdict.value}
-        self._counters["outrider.requests"].add(1, judged | {"outcome": record.outcome.value})
-        self._counters["outrider.request.tokens"].add(record.usage.completion_tokens, judged)
+        self._generations.add(
+            labels.generation, "outrider.requests", 1, judged | {"outcome": record.outcome.value}
+        )
+        self._generations.add(
+            labels.generation, "outrider.request.tokens", record.usage.completion_tokens, judged
+        )
         self._counters["outrider.prompt.tokens"].add(
-            record.usage.prompt_tokens, {name: arrival[name] for name in ("workload", "endpoint", "arm")}
+            record.usage.prompt_tokens, {name: judged[name] for name in ("workload", "endpoint", "arm")}
         )
         self._record_conventions(record)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,25 +54,30 @@ async def follow(
 ) -> None:
     """Call `apply` with what `read` returns at first and whenever it has changed, for ever.
 
-    `failed` is told once when reading begins to fail (OSError or SettingsError); when it works again the
-    content is applied anew. Only a digest of it is kept.
+    `read` has a thread of its own, so that a revoked key waits for nobody's work. `failed` is told once when
+    reading begins to fail (OSError or SettingsError); when it works again the content is applied anew. Only
+    a digest of it is kept.
     """
     seen: bytes | None = None
     failing = False
-    while True:
-        await asyncio.sleep(interval)
-        try:
-            content = await asyncio.to_thread(read)
-        except (OSError, SettingsError) as error:
-            if not failing:
-                failed(error)
-            failing, seen = True, None
-            continue
-        failing = False
-        digest = _digest(content)
-        if digest != seen:
-            seen = digest
-            apply(content)
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="watch")
+    try:
+        while True:
+            await asyncio.sleep(interval)
+            try:
+                content = await asyncio.get_running_loop().run_in_executor(thread, read)
+            except (OSError, SettingsError) as error:
+                if not failing:
+                    failed(error)
+                failing, seen = True, None
+                continue
+            failing = False
+            digest = _digest(content)
+            if digest != seen:
+                seen = digest
+                apply(content)
+    finally:
+        thread.shutdown(wait=False)
 
 
 def _digest(content: object) -> bytes:

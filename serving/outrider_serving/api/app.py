@@ -27,6 +27,9 @@ from outrider_serving.settings import PodState
 
 WORKLOAD_HEADER = "x-outrider-workload"
 
+PROBES = ["GET", "HEAD"]
+"""How one may ask whether the process is well; load balancers use either."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
@@ -73,11 +76,11 @@ def _bare_app(title: str) -> FastAPI:
 def _health_routes(serving: Serving) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/healthz")
+    @router.api_route("/healthz", methods=PROBES)
     async def healthz() -> PlainTextResponse:
         return _health(serving.failure)
 
-    @router.get("/readyz")
+    @router.api_route("/readyz", methods=PROBES)
     async def readyz() -> PlainTextResponse:
         return _health(serving.unready)
 

@@ -1,6 +1,8 @@
-"""The HTTP connections of a server, and what ends one: to be one too many, to ask nothing, to read nothing.
+"""The HTTP connections of a server: how much of one is read at a time, and what ends it.
 
-uvicorn waits for such clients for ever, and each of them holds a descriptor.
+That is to be one too many, to ask nothing, to read nothing: uvicorn waits for such clients for ever, and each
+of them holds a descriptor. It also parses all that has come in one go, and does not notice that a client is
+gone which has sent more than its request.
 """
 
 from __future__ import annotations
@@ -10,10 +12,13 @@ import contextlib
 import logging
 import resource
 import socket
+from typing import cast
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from outrider_serving import logs
+from outrider_serving.api.closing import LingeringTransport, Messages
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +28,19 @@ HEADER_SECONDS = 30.0
 WRITE_SECONDS = 30.0
 """How long a client that is behind may take nothing of its answer; noticed within twice that time."""
 
+PIECE_BYTES = 2048
+"""Read, and parsed, in one turn of the event loop: some milliseconds where each chunk has one byte."""
+
+BODY_PIECE_BYTES = 65536
+"""The same of a body whose length was declared, which is not parsed."""
+
+AHEAD_BYTES = 4096
+"""Sent ahead of an answer, these are parsed after it; what has more sent ahead is closed after it."""
+
 _rejections = logs.Seldom()
+
+_piece = memoryview(bytearray(BODY_PIECE_BYTES))
+"""For all connections: each copies what is read at once."""
 
 
 def raise_descriptor_limit() -> None:
@@ -33,7 +50,7 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-class Connection(H11Protocol):
+class Connection(H11Protocol, asyncio.BufferedProtocol):
     """A connection of the admin port.
 
     Attributes:
@@ -43,12 +60,17 @@ class Connection(H11Protocol):
 
     share = 0.25
 
+    conn: Messages
+
+    _closing: LingeringTransport
     _header: asyncio.TimerHandle | None = None
     _reading: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, or close it at once where there are too many."""
-        super().connection_made(transport)
+        self.conn = Messages(h11.SERVER)
+        self._closing = LingeringTransport(transport, lambda: self.conn.unread)
+        super().connection_made(cast("asyncio.Transport", self._closing))
         # What is small is sent at once: else each write waits for the client to acknowledge the one before.
         # (asyncio sees to it only for sockets that were made with the number of the protocol.)
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -59,19 +81,42 @@ class Connection(H11Protocol):
         else:
             self._expect_header()
 
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        """Where to put what is read next."""
+        plain = self._answering and self.cycle.more_body and not self.conn.chunked
+        return _piece if plain or self.transport.is_closing() else _piece[:PIECE_BYTES]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Some bytes have been read."""
+        self.data_received(bytes(_piece[:nbytes]))
+
     def data_received(self, data: bytes) -> None:
-        """Parse what has come; the time for a header does not begin anew with each piece of it."""
-        super().data_received(data)
+        """Take what has come; the time for a header does not begin anew with each piece of it."""
+        if self.transport.is_closing():
+            return
+        if not self._asked:
+            super().data_received(data)
+        elif self.conn.ahead <= AHEAD_BYTES:
+            self.conn.receive_data(data)
+        self._look_ahead()
         if self._answering:
             _cancel(self._header)
             self._header = None
         elif self._header is None:
             self._expect_header()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP; the answer to a request that turned out to be none will not be written."""
+        if self._answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        super().send_400_response(msg)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is closed."""
         _cancel(self._header)
         _cancel(self._reading)
+        self._closing.lost()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -86,12 +131,26 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """All of an answer is written, though the client may not have read it."""
+        if self.conn.last:
+            self.transport.close()
         super().on_response_complete()
+        self._look_ahead()
         self._expect_reading()
 
     @property
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _asked(self) -> bool:
+        """Whether a request is being answered of which no more is needed."""
+        return self._answering and (self.cycle.response_started or not self.cycle.more_body)
+
+    def _look_ahead(self) -> None:
+        if self._asked:
+            self.conn.last |= self.conn.ahead > AHEAD_BYTES
+            # Only who reads sees that the client is gone; uvicorn pauses where anything was sent ahead.
+            self.flow.resume_reading()
 
     def _most(self) -> int | None:
         """Connections of this kind that there may be, by the limit in force now; None for any number."""

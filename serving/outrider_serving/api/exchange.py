@@ -173,7 +173,8 @@ class Exchange(Response):
         error = answer_to(cause)
         if isinstance(cause, DeadlineError):
             return Outcome.TIMED_OUT, error
-        refused = error.status in (429, 503) and not self._started
+        begun = self._started or (self._choices is not None and self._choices.usage.completion_tokens > 0)
+        refused = error.status in (429, 503) and not begun
         return (Outcome.REFUSED if refused else Outcome.FAILED), error
 
     def _record(self, outcome: Outcome, error: ApiError | None) -> None:

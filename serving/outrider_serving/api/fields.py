@@ -129,11 +129,12 @@ def _content(value: Any) -> str:
 
 
 def _is_text_part(part: Any) -> bool:
+    """Whether it has a text and nothing else; nulls are nothing."""
     return (
         isinstance(part, dict)
-        and part.keys() == {"type", "text"}
-        and part["type"] == "text"
-        and isinstance(part["text"], str)
+        and part.get("type") == "text"
+        and isinstance(part.get("text"), str)
+        and sum(value is not None for value in part.values()) == 2
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 
 from outrider_serving import logs
 from outrider_serving.api.connections import Connection
@@ -81,6 +82,12 @@ class Listener(uvicorn.Server):
         """Wait until the server has ended; False if it still has not after `seconds`."""
         await asyncio.wait((self._task,), timeout=seconds)
         return self._task.done()
+
+    def retire(self) -> None:
+        """From now on each answer that begins is the last of its connection, and says so."""
+        # uvicorn makes the second of the first once a second.
+        for headers in (self.config.encoded_headers, self.server_state.default_headers):
+            headers.append(CLOSE_HEADER)
 
     def stop(self) -> None:
         """Stop accepting; the server ends when the requests in flight have."""

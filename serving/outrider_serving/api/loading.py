@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import math
 import pickle
 
+from outrider_serving import logs
+from outrider_serving.api.forms import Forms
 from outrider_serving.api.options import ServeOptions, StartError
 from outrider_serving.api.state import ServedModel
 from outrider_serving.api.text import TemplateError, TextEncoder
@@ -34,12 +38,18 @@ async def load(options: ServeOptions, engine: EngineClient) -> ServedModel:
         dtype=model.dtype,
         context_length=model.context_length,
     )
-    return ServedModel(state, engine, encoder)
+    # What is there now stays: no garbage collection needs to walk through it while requests wait.
+    gc.collect()
+    gc.freeze()
+    return ServedModel(state, engine, encoder, Forms(options.engine.max_waiting))
 
 
 def _encoder(model: ModelInfo, options: ServeOptions) -> TextEncoder:
     """Imports transformers, but not torch: there are neither weights nor workers in this process."""
+    logs.adopt_libraries()
     tokenizer = pickle.loads(model.tokenizer)
+    # What is too long is refused with an error that says so: its own warning of it is not needed.
+    tokenizer.model_max_length = math.inf
     return TextEncoder(
         tokenizer,
         vocab_size=model.vocab_size,

@@ -13,11 +13,9 @@ from outrider_serving.api.errors import invalid
 from outrider_serving.api.wording import shown
 
 Neutral = Mapping[str, Sequence[Any]]
-"""Names with their neutral values; null is neutral everywhere."""
+"""Names with their neutral values, beside null."""
 
-COMPLETION: Neutral = {"suffix": [""]}
-
-CHAT: Neutral = {
+REQUEST: Neutral = {
     "audio": [],
     "function_call": ["none", "auto"],
     "functions": [[]],
@@ -26,11 +24,13 @@ CHAT: Neutral = {
     "prediction": [],
     "reasoning_effort": [],
     "service_tier": ["auto", "default"],
+    "suffix": [""],
     "tool_choice": ["none", "auto"],
     "tools": [[]],
     "verbosity": [],
     "web_search_options": [],
 }
+"""Of both endpoints: some clients have one set of defaults for the two."""
 
 MESSAGE: Neutral = {
     "annotations": [[]],
@@ -47,10 +47,11 @@ STREAM_OPTIONS: Neutral = {"include_obfuscation": [False]}
 def without_neutral(values: Mapping[str, Any], neutral: Neutral, within: str = "") -> dict[str, Any]:
     """`values` without the parameters of `neutral`; ApiError (400) for one that asks for something.
 
-    `within` is how the error calls the object that holds `values`, with a dot at its end.
+    There are no nulls in `values`. `within` is how the error calls the object that holds them, with a dot at
+    its end.
     """
     for name in values.keys() & neutral.keys():
-        if not any(_same(values[name], value) for value in (None, *neutral[name])):
+        if not any(_same(values[name], value) for value in neutral[name]):
             allowed = " or ".join(shown(value) for value in (*neutral[name], None))
             raise invalid(
                 f"{within}{name}: {shown(values[name])} is not supported; only {allowed} is accepted.",

@@ -29,7 +29,7 @@ AnyRequest = TypeVar("AnyRequest", bound=CommonRequest)
 
 def parse_completion(values: Mapping[str, Any]) -> CompletionRequest:
     """The completion request in a decoded body; ApiError (400) naming the field at fault."""
-    return _parse(CompletionRequest, values, neutral.COMPLETION)
+    return _parse(CompletionRequest, values, neutral.REQUEST)
 
 
 def parse_chat(values: Mapping[str, Any]) -> ChatRequest:
@@ -47,7 +47,7 @@ def parse_chat(values: Mapping[str, Any]) -> ChatRequest:
             _plain(message, Message, neutral.MESSAGE, f"messages[{index}].")
             for index, message in enumerate(messages)
         ]
-    return _parse(ChatRequest, values, neutral.CHAT)
+    return _parse(ChatRequest, values, neutral.REQUEST)
 
 
 def _parse(model: type[AnyRequest], values: Mapping[str, Any], neutral_values: neutral.Neutral) -> AnyRequest:
@@ -79,10 +79,14 @@ def _make_plain(
 
 
 def _plain(value: Any, model: type[BaseModel], neutral_values: neutral.Neutral, within: str) -> Any:
-    """An object without neutral parameters and nulls, which mean absence; unknown names are refused."""
+    """An object without nulls, which ask for nothing under any name, and without neutral parameters.
+
+    Names that are unknown then are refused.
+    """
     if not isinstance(value, dict):
         return value
-    rest = neutral.without_neutral(value, neutral_values, within)
+    given = {name: item for name, item in value.items() if item is not None}
+    rest = neutral.without_neutral(given, neutral_values, within)
     known = {field.alias or name for name, field in model.model_fields.items()}
     unknown = min(rest.keys() - known, default=None)
     if unknown is not None:
@@ -92,7 +96,7 @@ def _plain(value: Any, model: type[BaseModel], neutral_values: neutral.Neutral, 
             param=within + unknown[:80],
             code="unknown_parameter",
         )
-    return {name: item for name, item in rest.items() if item is not None}
+    return rest
 
 
 def _explained(error: ErrorDetails) -> ApiError:

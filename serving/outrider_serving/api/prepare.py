@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
 
 from outrider_serving.api.completion import Echo
 from outrider_serving.api.errors import ApiError, invalid
-from outrider_serving.api.forms import grammar_of
 from outrider_serving.api.records import CHAT
 from outrider_serving.api.schema import Body, CommonRequest, CompletionRequest
 from outrider_serving.api.state import ServedModel
@@ -23,6 +21,10 @@ from outrider_serving.engine.types import (
     SpeculationOverride,
 )
 from outrider_serving.settings import Objective, PodSettings, RequestLimits
+
+MAX_WHOLE_LOGPROBS = 1_000_000
+"""Most logprobs of an answer that is not streamed, in all its choices: they are held until it is written,
+some 120 bytes for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,8 @@ async def prepare(body: Body, arrival: Arrival, model: ServedModel) -> Call:
 
     Raises:
         ApiError: (400) naming what this model cannot do.
-        QueueFullError: too many prompts wait to be encoded, altogether or of this tenant.
+        QueueFullError: too many prompts wait to be encoded, or forms to be checked, altogether or of this
+            tenant.
     """
     encoder = model.encoder
     check_tokens(body, encoder.vocab_size, encoder.eos_token_ids)
@@ -123,8 +126,8 @@ async def prepare(body: Body, arrival: Arrival, model: ServedModel) -> Call:
         raise _too_long(f"at least {least}", model.state.context_length, arrival.labels.endpoint)
     prompt = await encoder.encode_body(body, arrival.tenant)
     limit = token_limit(body, len(prompt), model.state.context_length, arrival.labels.endpoint)
-    # Reading a form takes long enough to stall every stream if it ran on the event loop.
-    grammar = await asyncio.to_thread(grammar_of, body) if body.constrained else None
+    check_size(body, len(prompt), limit)
+    grammar = await model.forms.grammar_of(body, arrival.tenant) if body.constrained else None
     echo = None
     if isinstance(body, CompletionRequest) and body.echo:
         echo = await encoder.echo(body.prompt, prompt, arrival.tenant, offsets=body.logprobs is not None)
@@ -141,13 +144,15 @@ def check_tokens(body: Body, vocab_size: int, eos_token_ids: Set[int]) -> None:
         ("stop_token_ids", body.stop_token_ids),
     ):
         check_ids(ids, vocab_size, param)
-    if body.allowed_token_ids is None and not body.banned_token_ids:
-        return
+    allowed, banned = body.allowed_token_ids, body.banned_token_ids
     ending = set(body.stop_token_ids) | (set() if body.ignore_eos else eos_token_ids)
-    left = set(range(vocab_size) if body.allowed_token_ids is None else body.allowed_token_ids)
-    left -= set(body.banned_token_ids)
-    if not left - (ending if body.min_tokens else set()):
-        param = "banned_token_ids" if body.allowed_token_ids is None else "allowed_token_ids"
+    too_early = ending if body.min_tokens else set()
+    # Mostly the count tells: a set of a whole vocabulary takes milliseconds.
+    if allowed is None and (not banned or len(banned) + len(too_early) < vocab_size):
+        return
+    left = set(range(vocab_size) if allowed is None else allowed).difference(banned)
+    if not left - too_early:
+        param = "banned_token_ids" if allowed is None else "allowed_token_ids"
         needed = " that does not end the text before min_tokens" if left else ""
         raise invalid(f"{param}: no token is left to generate{needed}.", param, "invalid_value")
 
@@ -185,9 +190,29 @@ def _too_long(tokens: str, context_length: int, endpoint: str) -> ApiError:
     )
 
 
+def check_size(body: Body, prompt_tokens: int, limit: int) -> None:
+    """ApiError (400) for an answer that could have too many logprobs; a stream may have any number."""
+    if body.stream or body.likeliest is None:
+        return
+    echoed = prompt_tokens if _echoes(body) else 0
+    entries = body.n * (echoed + limit) * (body.likeliest + 1)
+    if entries > MAX_WHOLE_LOGPROBS:
+        raise invalid(
+            f"logprobs: the answer could have {entries}, but one that is not streamed has at most "
+            f"{MAX_WHOLE_LOGPROBS}. Here n is {body.n}, each choice can have {echoed + limit} tokens "
+            f"({echoed} of the echoed prompt, {limit} by {body.limit_param}), and each token has "
+            f"{body.likeliest + 1}. Set stream, or ask for fewer of these.",
+            param="logprobs",
+            code="answer_too_large",
+        )
+
+
+def _echoes(body: Body) -> bool:
+    return isinstance(body, CompletionRequest) and body.echo
+
+
 def sampling_params(body: Body, limit: int, vocab_size: int, grammar: str | None) -> SamplingParams:
     """The law of the first choice's tokens, at most `limit` of them."""
-    echoed = isinstance(body, CompletionRequest) and body.echo
     return SamplingParams(
         max_tokens=limit,
         min_tokens=body.min_tokens,
@@ -205,7 +230,7 @@ def sampling_params(body: Body, limit: int, vocab_size: int, grammar: str | None
         stop_token_ids=body.stop_token_ids,
         ignore_eos=body.ignore_eos,
         logprobs=body.likeliest,
-        prompt_logprobs=body.likeliest if echoed else None,
+        prompt_logprobs=body.likeliest if _echoes(body) else None,
         grammar=grammar,
     )
 

@@ -198,10 +198,10 @@ class CompletionRequest(CommonRequest):
 
     @model_validator(mode="after")
     def _no_search(self) -> Self:
-        if self.best_of not in (None, 1, self.n):
+        if self.best_of not in (None, self.n):
             raise PydanticCustomError(
                 "best_of",
-                "best_of other than n or 1 is not supported: {best_of} was given, but n is {n}",
+                "best_of other than n is not supported: {best_of} was given, but n is {n}",
                 {"best_of": str(self.best_of)[:40], "n": self.n},
             )
         return self

@@ -125,10 +125,11 @@ class Process:
         return True
 
     async def _drain(self, serving: Serving, public: Listener) -> None:
-        """Readiness off; accept for the drain delay; let the rest end within the grace period."""
+        """Readiness off; for the drain delay accept, keep no connection; let the rest end within grace."""
         loop, options = asyncio.get_running_loop(), self._options
         deadline = loop.time() + options.grace_period - self._margin
         serving.drain()
+        public.retire()
         await asyncio.sleep(min(options.drain_delay, deadline - loop.time()))
         public.stop()
         if not await public.ended(deadline - loop.time()):

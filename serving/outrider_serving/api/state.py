@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider_serving import logs
 from outrider_serving.api.errors import not_ready
+from outrider_serving.api.forms import Forms
 from outrider_serving.api.keys import KeyRing
 from outrider_serving.api.records import RequestRecord
 from outrider_serving.api.text import TextEncoder
@@ -65,11 +66,12 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model, its engine, and how text becomes its tokens."""
+    """A loaded model, its engine, how text becomes its tokens, and what checks the forms of its output."""
 
     state: ModelState
     engine: Engine
     encoder: TextEncoder
+    forms: Forms = field(default_factory=Forms)
 
 
 class Serving:
@@ -156,6 +158,7 @@ class Serving:
         """Release everything; the engine is its owner's to close."""
         if self._loaded is not None:
             self._loaded.encoder.close()
+            self._loaded.forms.close()
         self.telemetry.close()
 
     def drain(self) -> None:

@@ -23,6 +23,13 @@ NO_TEMPLATE = (
 )
 
 
+_MESSAGE_SIZE = 50
+"""Characters of text that take as long as what a template does with one message, whatever its text."""
+
+_ECHOED_TOKEN_SIZE = 30
+"""Characters of text that take as long to encode as one token takes to be decoded by itself."""
+
+
 class TemplateError(ValueError):
     """A chat template that is not a valid template; the message says where."""
 
@@ -105,7 +112,7 @@ class TextEncoder:
             {"role": "system" if message.role == "developer" else message.role, "content": message.content}
             for message in messages
         ]
-        size = sum(len(message.content) for message in messages)
+        size = sum(_MESSAGE_SIZE + len(message.content) for message in messages)
         ids = await self._turns.run(tenant, size, self._encode_turns, turns)
         if not ids:
             raise _empty("messages")
@@ -122,7 +129,7 @@ class TextEncoder:
         """
         if isinstance(prompt, str) and not offsets:
             return Echo(prompt)
-        text, begins = await self._turns.run(tenant, len(tokens), self._decoded, tokens)
+        text, begins = await self._turns.run(tenant, _ECHOED_TOKEN_SIZE * len(tokens), self._decoded, tokens)
         return Echo(prompt if isinstance(prompt, str) else text, begins if offsets else None)
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from bisect import insort
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,23 +18,33 @@ from outrider_serving.engine.types import QueueFullError
 Result = TypeVar("Result")
 
 _EACH = 100
-"""Size that every call has beside its own: what handing it to the thread and back takes."""
+"""Microseconds that every call costs beside its own: what handing it to the thread and back takes."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Call:
     tenant: str
     size: int
     number: int
     work: Callable[[], Any]
     outcome: asyncio.Future[Any]
+    took: int = 0
+    """Microseconds in the thread, once it has ended."""
+
+    def __call__(self) -> Any:
+        began = time.perf_counter_ns()
+        try:
+            return self.work()
+        finally:
+            self.took = (time.perf_counter_ns() - began) // 1000
 
 
 class Turns:
     """Calls wait for one thread. Belongs to the event loop.
 
-    The next turn is that of the tenant whose calls had the least of the thread so far; of its calls the
-    smallest goes first. None may have more places in the waiting room than it leaves to others.
+    The next turn is that of the tenant whose calls have taken the thread for the least time so far, by the
+    clock: no caller can tell it beforehand. Of its calls the smallest goes first, and of those of one size
+    the one that came first. None may have more places in the waiting room than it leaves to others.
     """
 
     def __init__(self, name: str, max_waiting: int) -> None:
@@ -46,7 +57,13 @@ class Turns:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def run(self, tenant: str, size: int, work: Callable[..., Result], *arguments: Any) -> Result:
-        """What `work` returns, or raises; `size` tells how long it takes, in characters of a prompt.
+        """What `work` returns, or raises.
+
+        Args:
+            tenant: who is charged the time that it takes.
+            size: an estimate of that time, in any unit that all calls of these turns share.
+            work: called in the thread.
+            *arguments: of `work`.
 
         Raises:
             QueueFullError: too many wait, altogether or of this tenant.
@@ -96,11 +113,11 @@ class Turns:
         firsts = [(self._served[tenant], line[0].number, line[0]) for tenant, line in self._lines.items()]
         call = self._working = min(firsts)[2]
         self._take(call)
-        self._served.charge(call.tenant, _EACH + call.size)
-        done = asyncio.get_running_loop().run_in_executor(self._thread, call.work)
+        done = asyncio.get_running_loop().run_in_executor(self._thread, call)
         done.add_done_callback(partial(self._ended, call))
 
     def _ended(self, call: _Call, done: asyncio.Future[Any]) -> None:
+        self._served.charge(call.tenant, _EACH + call.took)
         self._working = None
         self._served.end(call.tenant, self._active())
         self._go_on()

@@ -20,6 +20,8 @@ from outrider_serving.engine.target.runner import ModelRunner, Pass, joined
 from outrider_serving.engine.telling import deltas_of
 from outrider_serving.engine.types import Delta, EngineError
 from outrider_serving.proposers.base import Advanced, Preempted
+from outrider_serving.sampling.grammar import GrammarError
+from outrider_serving.sampling.law import NoTokenLeftError
 from outrider_serving.sampling.proposal import Proposal
 from outrider_serving.sampling.verification import VerifyRow, verify
 from outrider_serving.settings import PodSettings
@@ -278,9 +280,16 @@ def _record(turn: Turn) -> RowRecord:
 def _failures(plan: Plan, turns: Sequence[Turn]) -> tuple[tuple[str, EngineError], ...]:
     """Requests that ended with an error: their deadline, or what failed them in the step."""
     expired = [(sequence.request.id, error) for sequence, error in plan.ended if error is not None]
-    failed = [
-        (turn.sequence.request.id, EngineError(f"the engine failed: {type(turn.error).__name__}"))
-        for turn in turns
-        if turn.error is not None
-    ]
+    failed = [(turn.sequence.request.id, _told(turn.error)) for turn in turns if turn.error is not None]
     return (*expired, *failed)
+
+
+def _told(error: Exception) -> EngineError:
+    """What is told of what failed a request: how a step works is for the log only."""
+    match error:
+        case NoTokenLeftError():
+            return EngineError(str(error))
+        case GrammarError():
+            return EngineError(f"the grammar cannot be followed any further: {error}")
+        case _:
+            return EngineError(f"the engine failed: {type(error).__name__}")

@@ -98,8 +98,8 @@ def cut(probs: Tensor, cuts: Sequence[Cut | None]) -> list[Distribution]:
     least one token, and none of probability 0. The prefix that `top_p` keeps is the nucleus of Holtzman et
     al. 2020 (arXiv 1904.09751); `min_p` is that of Nguyen et al. 2024 (arXiv 2407.01082).
 
-    Only the first candidates are sorted, and more while they are too few. They are taken to the CPU in one
-    go, and so a distribution that was cut lies there.
+    Only the first candidates are sorted, and more for the rows that need more. They are taken to the CPU in
+    one go, and so a distribution that was cut lies there.
 
     Args:
         probs: float64 [rows, vocabulary], each row of sum 1 within rounding.
@@ -108,17 +108,18 @@ def cut(probs: Tensor, cuts: Sequence[Cut | None]) -> list[Distribution]:
     found: dict[int, Distribution] = {}
     vocabulary = probs.shape[-1]
     waiting = {row: wanted for row, wanted in enumerate(cuts) if wanted is not None}
-    # One more than wanted, because the last of the candidates may be tied with one that is not among them.
-    k = max(_FIRST_TOP, 1 + max((wanted.top_k for wanted in waiting.values()), default=0))
+    k = _FIRST_TOP
     while waiting:
         k = min(k, vocabulary)
-        top, ids = probs[list(waiting)].topk(k)
-        candidates = zip(waiting.items(), top.cpu().numpy(), ids.cpu().numpy(), strict=True)
-        for (row, wanted), row_top, row_ids in candidates:
-            kept = _kept(row_top, row_ids, wanted, complete=k == vocabulary)
+        # One more than wanted, because the last candidate may be tied with one that is not among them.
+        rows = [row for row, wanted in waiting.items() if wanted.top_k < k or k == vocabulary]
+        chosen = probs[rows]
+        top, ids = chosen.sort(descending=True, stable=True) if k == vocabulary else chosen.topk(k)
+        for row, row_top, row_ids in zip(rows, top.cpu().numpy(), ids.cpu().numpy(), strict=True):
+            kept = _kept(row_top, row_ids, waiting[row], complete=k == vocabulary)
             if kept is not None:
                 found[row] = kept
-        waiting = {row: wanted for row, wanted in waiting.items() if row not in found}
+                del waiting[row]
         k *= _WIDEN
     return [found.get(row) or Distribution(None, whole) for row, whole in enumerate(probs)]
 
@@ -132,14 +133,16 @@ def _kept(
         top: probabilities of the k most probable tokens, in descending order.
         ids: their ids; which of several equally probable tokens are among them is unspecified.
         wanted: what to keep.
-        complete: they are the whole vocabulary.
+        complete: they are the whole vocabulary, equally probable ones by ascending id.
     """
-    # Of those as probable as the last candidate some may be missing: the others are certain.
-    certain = len(top) if complete else int((top > top[-1]).sum())
-    order = np.lexsort((ids[:certain], -top[:certain]))
-    ordered, ids = top[order], ids[order]
+    ordered = top
+    if not complete:
+        # Of those as probable as the last candidate some may be missing: the others are certain.
+        certain = int((top > top[-1]).sum())
+        order = np.lexsort((ids[:certain], -top[:certain]))
+        ordered, ids = top[order], ids[order]
     if wanted.top_k:
-        if certain < wanted.top_k and not complete:
+        if len(ordered) < wanted.top_k and not complete:
             return None
         ordered, complete = ordered[: wanted.top_k], True
     mass = ordered.cumsum()

@@ -1,4 +1,4 @@
-"""Clients that hold a connection and do nothing with it, against a real listener with little patience."""
+"""Clients that make ill use of a connection, against a real listener with little patience."""
 
 import asyncio
 import contextlib
@@ -12,9 +12,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider_serving.api import connections, listeners
+from outrider_serving.api import closing, connections, listeners
 from outrider_serving.api.app import create_app
+from outrider_serving.api.closing import Messages
 from outrider_serving.api.connections import PublicConnection
+from outrider_serving.api.keys import KeyRing
 from outrider_serving.api.listeners import Listener, listen
 from outrider_serving.api.state import ServedModel, Serving
 from outrider_serving.api.text import TextEncoder
@@ -40,7 +42,7 @@ async def until(condition: Callable[[], object]) -> None:
 class Talkative:
     """Generates without end, as fast as it is read, or as many kB at once as there are `max_tokens`.
 
-    After a STUCK text, it is busy for longer than anybody waits.
+    After a STUCK text, it is busy until it is freed.
     """
 
     running = waiting = 0
@@ -49,6 +51,7 @@ class Talkative:
 
     def __init__(self) -> None:
         self.given_up = 0
+        self.freed = asyncio.Event()
 
     def set_settings(self, settings: PodSettings) -> None:
         """Nothing depends on them."""
@@ -57,7 +60,7 @@ class Talkative:
         copies = request.params.max_tokens
         if copies == STUCK:
             yield Delta(request.id, TOKENS * copies, time.monotonic())
-            await asyncio.sleep(60)
+            await self.freed.wait()
         if copies < ENDLESS:
             yield Delta(request.id, TOKENS * copies, time.monotonic(), finish_reason=FinishReason.LENGTH)
             return
@@ -93,6 +96,14 @@ class Server:
         await loop.sock_sendall(client, sent)
         return client
 
+    async def answers(self, client: socket.socket) -> bytes:
+        """All that a client is sent until its connection ends, in order; in lower case."""
+        loop, found = asyncio.get_running_loop(), bytearray()
+        async with asyncio.timeout(10):
+            while part := await loop.sock_recv(client, 65536):
+                found += part
+        return bytes(found).lower()
+
     async def settled(self) -> None:
         """Wait until no connection is left, and nothing runs for one."""
         await until(lambda: self.held)
@@ -115,6 +126,7 @@ class Server:
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
     monkeypatch.setattr(connections, "HEADER_SECONDS", PATIENCE_SECONDS)
     monkeypatch.setattr(connections, "WRITE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(closing, "LINGER_SECONDS", PATIENCE_SECONDS)
     made = Server()
     await until(lambda: made.listener.started)
     yield made
@@ -228,6 +240,137 @@ async def test_connections_beyond_their_share_of_descriptors_are_closed_at_once(
     await server.settled()
     async with httpx.AsyncClient() as client:
         assert (await client.get(f"http://127.0.0.1:{server.port}/healthz")).status_code == 200
+
+
+def head(*fields: str, version: str = "1.1") -> bytes:
+    """Of a request with a body."""
+    return "\r\n".join((f"POST /v1/completions HTTP/{version}", "host: x", *fields, "", "")).encode()
+
+
+def chunked(body: bytes, *fields: str) -> bytes:
+    """A request whose body comes in chunks of one byte."""
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    return head("transfer-encoding: chunked", *fields) + chunks + b"0\r\n\r\n"
+
+
+ASKED = json.dumps({"model": "m", "prompt": "a", "max_tokens": 1}).encode()
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often a next part of a request was looked for: the last number is for what comes next."""
+    found, next_event = [0], Messages.next_event
+
+    def counted(messages: Messages) -> object:
+        found[-1] += 1
+        return next_event(messages)
+
+    monkeypatch.setattr(Messages, "next_event", counted)
+    return found
+
+
+async def test_a_body_of_tiny_chunks_is_parsed_in_many_turns(server: Server, parsed: list[int]) -> None:
+    async def turns() -> None:
+        while True:
+            await asyncio.sleep(0)
+            parsed.append(0)
+
+    turning = asyncio.create_task(turns())
+    with contextlib.closing(await server.connect()) as client:
+        await asyncio.get_running_loop().sock_sendall(client, chunked(ASKED + b" " * 50_000))
+        assert b"200 OK" in await asyncio.get_running_loop().sock_recv(client, 1000)
+    turning.cancel()
+    assert sum(parsed) > 50_000
+    assert max(parsed) < connections.PIECE_BYTES
+
+
+MEGABYTES = 3_000_000
+TOO_LARGE = f"content-length: {MEGABYTES}"
+UNREAD = [
+    head(TOO_LARGE),
+    head(TOO_LARGE, "connection: close"),
+    head(TOO_LARGE, version="1.0"),
+    head("transfer-encoding: chunked", "content-encoding: gzip"),
+    head("transfer-encoding: chunked") + b"no chunk\r\n",
+    b"no HTTP\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("begun", UNREAD)
+async def test_an_answer_to_what_is_not_read_to_its_end_arrives(
+    server: Server, caplog: pytest.LogCaptureFixture, begun: bytes
+) -> None:
+    """The client sends on, reads only then, and is not reset."""
+    with contextlib.closing(await server.connect(begun)) as client:
+        await asyncio.get_running_loop().sock_sendall(client, b"a" * MEGABYTES)
+        answer = await server.answers(client)
+        assert answer.startswith(b"http/1.1 4")
+        assert answer.count(b"http/1.1") == answer.count(b"connection: close") == 1
+    await until(lambda: not server.held)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_who_never_ends_is_not_listened_to_for_long(server: Server) -> None:
+    with contextlib.closing(await server.connect(UNREAD[0])):
+        await server.settled()
+
+
+async def test_little_is_parsed_for_who_has_no_key(server: Server, parsed: list[int]) -> None:
+    server.serving.keys = KeyRing({})
+    with contextlib.closing(await server.connect()) as client:
+        await asyncio.get_running_loop().sock_sendall(client, chunked(b" " * 50_000))
+        assert (await server.answers(client)).startswith(b"http/1.1 401")
+    assert sum(parsed) < 5_000
+
+
+@pytest.mark.parametrize("ahead", [b"", b"\r\n", HEALTH, b"x" * 100_000])
+async def test_who_hangs_up_is_noticed_whatever_was_sent_ahead(server: Server, ahead: bytes) -> None:
+    with contextlib.closing(await server.connect(post(max_tokens=ENDLESS))) as client:
+        await until(lambda: server.listener.server_state.tasks)
+        await asyncio.get_running_loop().sock_sendall(client, ahead)
+    await server.settled()
+    assert server.outcomes() == {"cancelled": 1}
+
+
+async def test_a_little_may_be_sent_ahead(server: Server) -> None:
+    with contextlib.closing(await server.connect(HEALTH * 20)) as client:
+        found = b""
+        while found.count(b"200 OK") < 20:
+            found += await asyncio.get_running_loop().sock_recv(client, 65536)
+        assert server.held == 1
+
+
+async def test_who_sends_much_ahead_is_answered_and_left(server: Server) -> None:
+    with contextlib.closing(await server.connect(post(max_tokens=STUCK) + HEALTH * 1000)) as client:
+        await until(lambda: server.held)
+        (connection,) = server.listener.server_state.connections
+        await until(lambda: connection.conn.ahead > connections.AHEAD_BYTES)
+        server.engine.freed.set()
+        assert (await server.answers(client)).count(b"http/1.1 200 ok") == 1
+
+
+async def test_a_request_of_two_lengths_is_the_last(server: Server) -> None:
+    with contextlib.closing(await server.connect(chunked(ASKED, "content-length: 5") + HEALTH)) as client:
+        answer = await server.answers(client)
+        assert answer.count(b"http/1.1") == answer.count(b"200 ok") == answer.count(b"connection: close") == 1
+
+
+async def test_the_answers_of_a_retired_listener_are_the_last(server: Server) -> None:
+    loop = asyncio.get_running_loop()
+    with contextlib.closing(await server.connect(HEALTH)) as client:
+        assert b"connection: close" not in await loop.sock_recv(client, 1000)
+        server.listener.retire()
+        await loop.sock_sendall(client, HEALTH)
+        assert (await server.answers(client)).count(b"connection: close") == 1
+
+
+@pytest.mark.parametrize("path", ["healthz", "readyz"])
+async def test_health_may_be_asked_for_without_its_words(server: Server, path: str) -> None:
+    sent = f"HEAD /{path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode()
+    with contextlib.closing(await server.connect(sent)) as client:
+        answer = await server.answers(client)
+        assert answer.startswith(b"http/1.1 200 ok")
+        assert answer.endswith(b"\r\n\r\n")
 
 
 async def test_accepts_that_fail_are_told_of_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

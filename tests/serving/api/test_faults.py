@@ -164,6 +164,14 @@ async def test_within_a_whole_answer(make: Make) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
+async def test_after_a_token_that_was_not_written(make: Make, stream: bool) -> None:
+    """Nothing was written, so there is a status, but tokens were made: that is no refusal."""
+    serving = make(ScriptedEngine(HALF, EngineClosedError("closing")))
+    assert (await ask(serving, stream=stream)).status_code == 503
+    assert counted(serving) == [("failed", "missed")]
+
+
+@pytest.mark.parametrize("stream", [True, False])
 async def test_an_engine_that_forgets_to_end(make: Make, stream: bool) -> None:
     serving = make(ScriptedEngine(TEXT))
     assert "without a reason" in (await ask(serving, stream=stream)).text

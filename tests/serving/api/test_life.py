@@ -29,9 +29,12 @@ ENDLESS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model without a chat template."""
+    """A model without a chat template, whose tokenizer has its own idea of what is long."""
     path = tmp_path_factory.mktemp("models") / "plain"
-    return make_tiny_model(path, context_length=100_000, chat_template=None)
+    make_tiny_model(path, context_length=100_000, chat_template=None)
+    config = path / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_max_length": 8}))
+    return path
 
 
 def accepts(server: ServerProcess) -> bool:
@@ -90,7 +93,7 @@ def test_a_log_that_nobody_reads_holds_nothing_up(start: Start, plain: Path) -> 
     with httpx.Client(base_url=server.url, timeout=10) as client:
         for _ in range(1500):
             assert client.post("/v1/completions", json={"model": "x" * 100, "prompt": "a"}).status_code == 404
-    assert server.client().completions.create(model="plain", prompt="still answered").choices
+    assert server.client().completions.create(model="plain", prompt="still answered " * 10).choices
     server.signal()
     eventually(lambda: not accepts(server))
     server.log_is_read.set()
@@ -98,6 +101,7 @@ def test_a_log_that_nobody_reads_holds_nothing_up(start: Start, plain: Path) -> 
     # What fills a pipe was written, and the rest when somebody read again.
     assert len(server.log) > 1500 * 100
     assert len(server.events("drained")) == 1
+    assert "longer than" not in server.log
 
 
 def test_the_grace_period_ends_what_still_runs(start: Start, plain: Path) -> None:

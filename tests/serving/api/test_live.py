@@ -1,6 +1,7 @@
 """What changes under a running server: keys, settings, clients that hang up; and what it counts."""
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,26 @@ def test_settings_are_read_again(server: ServerProcess, settings_file: Path) -> 
     proposed = server.metric("outrider_tokens_proposed_total")
     server.client(KEY).completions.create(model="tiny", prompt="a b a b a b a b", max_tokens=8)
     assert server.metric("outrider_tokens_proposed_total") == proposed
+
+
+def test_what_strangers_send_does_not_flood_the_log(server: ServerProcess) -> None:
+    kinds = ("Invalid HTTP request received.", "Unsupported upgrade request.")
+    before = {kind: len(server.events(kind)) for kind in kinds}
+    port = int(server.url.rpartition(":")[2])
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
+            stranger.sendall(b"what?\r\n\r\n")
+            assert stranger.recv(1000).startswith(b"HTTP/1.1 400 ")
+        assert server.get("/healthz", connection="upgrade", upgrade="h2c").status_code == 200
+    requests = len(server.events("request"))
+    ask(server)
+    eventually(lambda: len(server.events("request")) > requests)  # what came before it is logged by then
+    for kind in kinds:
+        events = server.events(kind)
+        assert events
+        assert len(events) - before[kind] <= 1
+        assert "unsaid" in events[-1]
+    assert "WebSocket" not in server.log
 
 
 def test_state_names_the_model(server: ServerProcess) -> None:

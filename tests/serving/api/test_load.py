@@ -57,6 +57,30 @@ def test_prompts_that_wait_to_be_encoded_are_bounded_too(tiny: Path, start: Star
     assert not isinstance(ask(server, 4), openai.APIStatusError)
 
 
+def test_forms_that_wait_to_be_checked_are_bounded_too(tiny: Path, start: Start) -> None:
+    server = start(str(tiny), "--served-name", "tiny", "--max-waiting", "2").ready()
+    # A second's work, at the end of which it is found to have no instance.
+    items = [{"type": "integer", "minimum": 1234567 * n, "maximum": 98765432123 * n} for n in range(1300)]
+    items.append({"type": "integer", "minimum": 2, "maximum": 1})
+    hopeless = {"json": {"type": "array", "prefixItems": items, "minItems": len(items)}}
+
+    def constrained(form: dict[str, Any]) -> openai.types.Completion | openai.APIStatusError:
+        # Ids do not wait to be encoded.
+        return ask(server, 1, prompt=[5, 6], structured_outputs=form, ignore_eos=False)
+
+    with ThreadPoolExecutor(12) as crowd:
+        answers = list(crowd.map(constrained, [hopeless] * 12))
+    errors = [error for error in answers if isinstance(error, openai.APIStatusError)]
+    busy = [error for error in errors if error.status_code == 429]
+    checked = [error for error in errors if error.param == "structured_outputs.json"]
+    assert len(busy) + len(checked) == 12
+    assert busy
+    assert len(checked) >= 3
+    assert all(error.code == "queue_full" and error.response.headers["retry-after"] for error in busy)
+    assert server.metric("outrider_requests_total", outcome="refused") == len(busy)
+    assert not isinstance(constrained({"regex": "a"}), openai.APIStatusError)
+
+
 def test_a_timeout_is_a_504_or_the_last_event_and_counts_as_missed(tiny: Path, start: Start) -> None:
     server = start(str(tiny), "--served-name", "tiny").ready()
     late = ask(server, 6000, timeout=0.4)

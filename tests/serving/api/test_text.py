@@ -1,7 +1,7 @@
 """Prompts and conversations as tokens, with a real tokenizer."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from tokenizers.processors import TemplateProcessing
@@ -95,12 +95,54 @@ async def test_ids_beyond_the_models_vocabulary(tokenizer: PreTrainedTokenizerFa
     encoder.close()
 
 
-async def test_a_short_prompt_does_not_wait_for_the_long_ones_before_it(encoder: TextEncoder) -> None:
-    long = [asyncio.create_task(encoder.encode("the cat " * 20_000, TENANT)) for _ in range(8)]
+MANY_TURNS = [Message(role="user", content="")] * 2048
+IDS = [5 + number % 300 for number in range(8000)]
+Ask = Callable[[TextEncoder, str], Awaitable[object]]
+
+
+@pytest.mark.parametrize(
+    "long",
+    [
+        lambda encoder, tenant: encoder.encode("the cat " * 20_000, tenant),
+        lambda encoder, tenant: encoder.encode_chat(MANY_TURNS, tenant),
+        lambda encoder, tenant: encoder.echo(IDS, IDS, tenant, offsets=True),
+    ],
+    ids=["text", "messages", "echo"],
+)
+async def test_a_short_prompt_does_not_wait_for_the_long_ones_before_it(
+    encoder: TextEncoder, long: Ask
+) -> None:
+    before = [asyncio.create_task(_await(long(encoder, TENANT))) for _ in range(8)]
     await asyncio.sleep(0)
-    await encoder.encode("short", TENANT)
-    assert not all(task.done() for task in long)
-    await asyncio.gather(*long)
+    await encoder.encode("the cat " * 2000, TENANT)
+    assert sum(task.done() for task in before) <= 2
+    for task in before:
+        task.cancel()
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        lambda encoder, tenant: encoder.encode_chat(MANY_TURNS, tenant),
+        lambda encoder, tenant: encoder.echo(IDS, IDS, tenant, offsets=True),
+    ],
+    ids=["messages", "echo"],
+)
+async def test_what_takes_long_for_its_size_takes_nothing_from_others(
+    encoder: TextEncoder, flood: Ask
+) -> None:
+    """Tens of milliseconds each, where an ordinary prompt takes one or two."""
+    others = [asyncio.create_task(_await(flood(encoder, "other"))) for _ in range(60)]
+    await asyncio.sleep(0)
+    for _ in range(8):
+        await encoder.encode("the cat " * 1000, TENANT)
+    assert sum(task.done() for task in others) < 40
+    for task in others:
+        task.cancel()
+
+
+async def _await(answer: Awaitable[object]) -> None:
+    await answer
 
 
 async def test_a_template_that_breaks_on_a_conversation(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -8,10 +8,16 @@ import re
 from collections.abc import Callable
 
 import pytest
+import torch
 
+from outrider_serving.engine.types import SamplingParams
 from outrider_serving.models.loading import LoadedModel
 from outrider_serving.sampling.grammar import choice_grammar, json_schema_grammar, regex_grammar
-from outrider_serving.sampling.matcher import GrammarCompiler
+from outrider_serving.sampling.law import TokenLaw
+from outrider_serving.sampling.matcher import GrammarCompiler, Matcher
+from outrider_serving.sampling.proposal import Proposal
+from outrider_serving.sampling.randomness import GeneratorRandomness
+from outrider_serving.sampling.verification import Verdict, VerifyRow, verify
 
 ITEM = {
     "type": "object",
@@ -65,3 +71,36 @@ def test_json_as_the_tokenizer_spells_it_is_allowed(
         assert matcher.mask(tokens[:at])[token]
     matcher.advance(tokens)
     assert set(matcher.mask().nonzero().flatten().tolist()) == gemma.eos_token_ids
+
+
+PATTERNS = json_schema_grammar(
+    {
+        "type": "object",
+        "properties": {
+            f"f{i}": {"type": "string", "pattern": f"^.*[A-Z].{{0,{300 + i}}}$"} for i in range(10)
+        },
+        "required": [f"f{i}" for i in range(10)],
+        "additionalProperties": False,
+    }
+)
+"""A parser that is asked all along is worn out in 60 tokens."""
+
+
+@pytest.mark.parametrize("neighbour", [False, True])
+def test_a_schema_that_wears_parsers_out_is_followed_on(
+    gemma: LoadedModel, compiler: GrammarCompiler, neighbour: bool
+) -> None:
+    def law(constraint: Matcher | None) -> TokenLaw:
+        params = SamplingParams(max_tokens=150, temperature=0, presence_penalty=0.1)
+        ends = gemma.eos_token_ids
+        return TokenLaw(params, (5,), vocab_size=gemma.vocab_size, ends=ends, constraint=constraint)
+
+    constrained, generator = law(compiler.matcher(PATTERNS)), torch.Generator().manual_seed(0)
+    while constrained.position < 150:
+        logits = torch.randn(2, gemma.vocab_size, generator=generator)
+        logits[:, 30_000:] -= 20  # words rather than what only looks like them
+        laws = [constrained, law(None)] if neighbour else [constrained]
+        rows = [VerifyRow(each, Proposal(), at, None, GeneratorRandomness()) for at, each in enumerate(laws)]
+        verdict = verify(rows, logits)[0]
+        assert isinstance(verdict, Verdict), (constrained.position, verdict)
+        constrained.append(verdict.tokens)

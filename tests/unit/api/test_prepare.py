@@ -1,6 +1,10 @@
 """Labels and limits fixed at arrival, figures of the context, and what reaches the engine."""
 
+import asyncio
+import threading
+import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,8 +13,9 @@ import pytest
 
 from outrider_serving.api.completion import Echo
 from outrider_serving.api.errors import ApiError
+from outrider_serving.api.forms import Forms
 from outrider_serving.api.parse import parse_chat, parse_completion
-from outrider_serving.api.prepare import Arrival, Call, arrive, prepare
+from outrider_serving.api.prepare import MAX_WHOLE_LOGPROBS, Arrival, Call, arrive, check_tokens, prepare
 from outrider_serving.api.schema import Body
 from outrider_serving.api.state import ServedModel
 from outrider_serving.api.text import TextEncoder
@@ -43,8 +48,15 @@ VOCABULARY = len(BYTES)
 def model() -> Iterator[ServedModel]:
     """All that preparing needs of a model: no engine."""
     encoder = TextEncoder(BYTES, vocab_size=VOCABULARY, chat_template=CHAT_TEMPLATE, eos_token_ids=[1, 5])
-    yield cast("ServedModel", SimpleNamespace(state=SimpleNamespace(context_length=CONTEXT), encoder=encoder))
+    forms = Forms()
+    yield with_context(CONTEXT, encoder, forms)
     encoder.close()
+    forms.close()
+
+
+def with_context(tokens: int, encoder: TextEncoder, forms: Forms) -> ServedModel:
+    state = SimpleNamespace(context_length=tokens)
+    return cast("ServedModel", SimpleNamespace(state=state, encoder=encoder, forms=forms))
 
 
 def completion(**fields: Any) -> Body:
@@ -313,6 +325,18 @@ async def test_a_form_that_no_grammar_has(model: ServedModel, fields: dict[str, 
     assert error.message.startswith(f"{param}: ")
 
 
+async def test_a_form_waits_for_no_work_but_forms(model: ServedModel) -> None:
+    end, pool = threading.Event(), ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(pool)
+    busy = asyncio.create_task(asyncio.to_thread(end.wait, 60))
+    try:
+        assert (await request(model, structured_outputs={"regex": "a"})).params.grammar
+        assert not busy.done()
+    finally:
+        end.set()
+        await busy
+
+
 @pytest.mark.parametrize("param", ["allowed_token_ids", "banned_token_ids", "stop_token_ids", "logit_bias"])
 @pytest.mark.parametrize("token", [VOCABULARY, 10**15])
 async def test_ids_beyond_the_vocabulary(model: ServedModel, param: str, token: int) -> None:
@@ -327,6 +351,14 @@ async def test_ids_beyond_the_vocabulary(model: ServedModel, param: str, token: 
     [
         ({"allowed_token_ids": [3, 4], "banned_token_ids": [4, 3]}, "allowed_token_ids"),
         ({"banned_token_ids": list(range(VOCABULARY))}, "banned_token_ids"),
+        (
+            {
+                "banned_token_ids": [token for token in range(VOCABULARY) if token not in (1, 5, 7)],
+                "stop_token_ids": [7],
+                "min_tokens": 1,
+            },
+            "banned_token_ids",
+        ),
         ({"allowed_token_ids": [1, 5], "min_tokens": 1}, "allowed_token_ids"),
         ({"allowed_token_ids": [1, 7], "stop_token_ids": [7], "min_tokens": 1}, "allowed_token_ids"),
     ],
@@ -344,10 +376,63 @@ async def test_no_token_is_left(model: ServedModel, fields: dict[str, Any], para
         {"allowed_token_ids": [1], "min_tokens": 1, "ignore_eos": True},
         {"allowed_token_ids": [1, 8], "min_tokens": 1},
         {"banned_token_ids": list(range(VOCABULARY - 1))},
+        {"banned_token_ids": list(range(VOCABULARY - 1)), "min_tokens": 1},
     ],
 )
 async def test_some_token_is_left(model: ServedModel, fields: dict[str, Any]) -> None:
     assert (await request(model, **fields)).params.max_tokens == 16
+
+
+def test_one_banned_token_costs_no_copy_of_the_vocabulary() -> None:
+    body = completion(banned_token_ids=[5], min_tokens=1)
+    tracemalloc.start()
+    try:
+        check_tokens(body, 262_144, frozenset({1}))
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields"),
+    [
+        (10, {"max_tokens": 10_000, "n": 10, "logprobs": 9}),
+        (5000, {"max_tokens": 10_000, "n": 10, "logprobs": 9}),
+        (5000, {"max_tokens": 5000, "n": 10, "logprobs": 9, "echo": True}),
+        (10, {"max_tokens": 62_500, "n": 16, "logprobs": 0}),
+    ],
+)
+async def test_a_whole_answer_has_at_most_a_million_logprobs(
+    model: ServedModel, prompt: int, fields: dict[str, Any]
+) -> None:
+    large = with_context(200_000, model.encoder, model.forms)
+    fields["prompt"] = [2] * prompt
+    assert (await prepared(large, completion(**fields))).requests
+    fields["max_tokens"] += 1
+    error = await refusal(large, **fields)
+    assert (error.param, error.code) == ("logprobs", "answer_too_large")
+    tokens = fields["max_tokens"] + (prompt if "echo" in fields else 0)
+    total = fields["n"] * tokens * (fields["logprobs"] + 1)
+    for figure in (total, MAX_WHOLE_LOGPROBS, fields["n"], tokens, fields["max_tokens"], "stream"):
+        assert str(figure) in error.message
+    assert (await prepared(large, completion(**fields, stream=True))).requests
+    assert (await prepared(large, completion(**fields | {"logprobs": None}))).requests
+
+
+async def test_logprobs_of_a_whole_chat_are_counted_up_to_its_own_limit(model: ServedModel) -> None:
+    large = with_context(100_000, model.encoder, model.forms)
+    fields = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "hi"}],
+        "logprobs": True,
+        "top_logprobs": 20,
+    }
+    with pytest.raises(ApiError, match="by max_tokens") as refused:
+        await prepared(large, parse_chat(fields))
+    assert refused.value.param == "logprobs"
+    with pytest.raises(ApiError, match="50000 by max_completion_tokens"):
+        await prepared(large, parse_chat(fields | {"max_completion_tokens": 50_000}))
+    assert (await prepared(large, parse_chat(fields | {"max_completion_tokens": 40_000}))).requests
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The table of instruments, and what the records do to it."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -9,8 +10,10 @@ from outrider_serving.api.records import Outcome, RequestRecord, Usage
 from outrider_serving.engine.process.child import Reason
 from outrider_serving.engine.records import RowRecord, StepRecord
 from outrider_serving.engine.types import Labels, SamplingClass
+from outrider_serving.generations import NEWEST, OLDER
+from outrider_serving.instruments import TABLE, Kind
 from outrider_serving.settings import Objective
-from outrider_serving.telemetry import TABLE, Kind, Telemetry
+from outrider_serving.telemetry import Telemetry
 
 LABELS = Labels("agents", "chat_completions", SamplingClass.GREEDY, "stable", 3)
 OBJECTIVE = Objective(ttft_milliseconds=100, tpot_milliseconds=100)
@@ -78,6 +81,49 @@ def test_requests_are_counted_by_verdict(telemetry: Telemetry) -> None:
     assert value(telemetry, requests, objective="none", outcome="cancelled", **of) == 1
     assert value(telemetry, "outrider_request_tokens_total", objective="met") == 20
     assert value(telemetry, "outrider_prompt_tokens_total") == 40
+
+
+def of_generation(generation: int) -> RequestRecord:
+    record = request()
+    return dataclasses.replace(record, labels=dataclasses.replace(LABELS, generation=generation))
+
+
+def generations(telemetry: Telemetry, sample: str) -> dict[str, float]:
+    """What a sample counts, by generation."""
+    families = text_string_to_metric_families(telemetry.exposition().decode())
+    samples = [found for family in families for found in family.samples if found.name == sample]
+    return {found.labels["generation"]: found.value for found in samples}
+
+
+def test_the_newest_generations_have_series_however_many_there_were(telemetry: Telemetry) -> None:
+    many = 3000
+    for generation in range(many):
+        telemetry.record_request(of_generation(generation))
+        if generation % 1000 == 0:
+            telemetry.exposition()
+    expected = {str(generation): 1.0 for generation in range(many - NEWEST, many)}
+    assert generations(telemetry, "outrider_requests_total") == expected
+    assert generations(telemetry, "outrider_request_tokens_total") == dict.fromkeys(expected, 20)
+    assert b"overflow" not in telemetry.exposition()
+
+
+def test_no_series_of_a_generation_goes_down_or_jumps(telemetry: Telemetry) -> None:
+    """Requests of a generation end after those of newer ones; whatever their order, a count grows by one."""
+    order = [5, 5, 3, *range(6, 6 + NEWEST), 5, 3, 8, 5, 1, 40, 8, 6, 40]
+    before: dict[str, float] = {}
+    gone: set[str] = set()
+    for generation in order:
+        telemetry.record_request(of_generation(generation))
+        now = generations(telemetry, "outrider_requests_total")
+        gone |= before.keys() - now.keys()
+        assert not gone & now.keys()
+        grown = {name: count - before.get(name, 0) for name, count in now.items()}
+        assert sorted(grown.values()) == [0] * (len(grown) - 1) + [1]
+        before = now
+    assert len(before) == NEWEST + 1
+    # 5, 3, 5 and 1 came when there were eight newer ones; 6 made way for 40, and came once more.
+    assert before[OLDER] == 5
+    assert (before["8"], before["40"]) == (3, 2)
 
 
 def test_the_conventions_histograms(telemetry: Telemetry) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 
@@ -24,6 +25,8 @@ class Room:
         self.turns = Turns("test", max_waiting)
         self.gate = threading.Event()
         self.had: list[object] = []
+        self.clock = 0
+        """Nanoseconds, for tests that set the time that calls take."""
 
     async def fill(self, *sizes: int) -> list[Started]:
         """Calls of these sizes behind one that holds the thread; that one comes first."""
@@ -36,13 +39,17 @@ class Room:
         await asyncio.sleep(0)
         return [holding, *calls]
 
-    async def arrive(self, tenant: str, size: int) -> Started:
-        """One more call, of which a refusal is raised here."""
-        call = asyncio.create_task(self.turns.run(tenant, size, self.had.append, (tenant, size)))
+    async def arrive(self, tenant: str, size: int, microseconds: int = 0) -> Started:
+        """One more call, of which a refusal is raised here; by the clock it takes so long."""
+        call = asyncio.create_task(self.turns.run(tenant, size, self._work, (tenant, size), microseconds))
         await asyncio.sleep(0)
         if call.done():
             call.result()
         return call
+
+    def _work(self, turn: object, microseconds: int) -> None:
+        self.clock += microseconds * 1000
+        self.had.append(turn)
 
     def _hold(self, began: threading.Event) -> None:
         began.set()
@@ -74,17 +81,40 @@ async def test_one_too_many_is_refused_and_there_is_room_again_later(room: Room)
     assert room.had == [1, 2, 3, 4]
 
 
-async def test_tenants_get_equal_shares_of_the_thread_while_they_wait() -> None:
+@pytest.mark.parametrize(("size_of_quick", "size_of_slow"), [(400, 1900), (1900, 400), (0, 0)])
+async def test_tenants_get_equal_time_of_the_thread_while_they_wait_whatever_the_size(
+    monkeypatch: pytest.MonkeyPatch, size_of_quick: int, size_of_slow: int
+) -> None:
     room = Room(max_waiting=100)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: room.clock)
     holding = await room.fill()
-    calls = [await room.arrive("many", 400) for _ in range(40)]
-    calls += [await room.arrive("large", 1900) for _ in range(4)]
+    quick, slow = ("quick", size_of_quick), ("slow", size_of_slow)
+    calls = [await room.arrive(*quick, microseconds=400) for _ in range(40)]
+    calls += [await room.arrive(*slow, microseconds=1900) for _ in range(4)]
     room.gate.set()
     await asyncio.gather(*holding, *calls)
-    while_both_wait = room.had[: 1 + max(i for i, turn in enumerate(room.had) if turn == ("large", 1900))]
-    assert room.had.count(("many", 400)) == 40
-    # A call costs its size and a hundred: four small ones for a large one.
-    assert 12 <= while_both_wait.count(("many", 400)) <= 16
+    while_both_wait = room.had[: 1 + max(i for i, turn in enumerate(room.had) if turn == slow)]
+    assert room.had.count(quick) == 40
+    # A call costs its time and a hundred: four quick ones for a slow one.
+    assert 12 <= while_both_wait.count(quick) <= 16
+    room.turns.close()
+
+
+async def test_a_call_that_fails_is_charged_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Room(max_waiting=100)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: room.clock)
+    holding = await room.fill()
+
+    def fail() -> None:
+        room.clock += 10_000_000
+        raise ZeroDivisionError
+
+    failing = asyncio.create_task(room.turns.run("failing", 0, fail))
+    await asyncio.sleep(0)
+    calls = [await room.arrive(tenant, 0, microseconds=500) for tenant in ("failing", "other", "other")]
+    room.gate.set()
+    await asyncio.wait([*holding, failing, *calls])
+    assert room.had == [("other", 0), ("other", 0), ("failing", 0)]
     room.turns.close()
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,40 @@ async def test_every_change_is_applied_once(tmp_path: Path) -> None:
     file.write_bytes(b"2")
     await until(lambda: applied == [b"1", b"2", b"2"])
     task.cancel()
+
+
+async def test_a_change_waits_for_no_other_work(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"1")
+    end, pool = threading.Event(), ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(pool)
+    busy = asyncio.create_task(asyncio.to_thread(end.wait, 60))
+    applied: list[bytes] = []
+    task = asyncio.create_task(
+        follow(lambda: read_settings(file), applied.append, lambda error: None, interval=FAST)
+    )
+    try:
+        await until(lambda: applied == [b"1"])
+        assert not busy.done()
+    finally:
+        end.set()
+        await busy
+        task.cancel()
+
+
+async def test_its_thread_ends_with_it(tmp_path: Path) -> None:
+    threads: list[threading.Thread] = []
+
+    def read() -> bytes:
+        threads.append(threading.current_thread())
+        return b""
+
+    task = asyncio.create_task(follow(read, lambda content: None, lambda error: None, interval=FAST))
+    await until(lambda: len(threads) > 1)
+    task.cancel()
+    await asyncio.wait([task])
+    await until(lambda: not threads[-1].is_alive())
+    assert len(set(threads)) == 1
 
 
 async def test_a_moved_link_is_a_change(tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from outrider_serving.engine.types import SamplingParams
+from outrider_serving.sampling import distribution
 from outrider_serving.sampling.distribution import Cut, Distribution, cut, residual
 from unit.sampling.reference import law_of
 
@@ -99,11 +103,28 @@ def test_a_tiny_top_p_leaves_the_most_probable_token() -> None:
 def test_rows_are_cut_each_in_its_own_way() -> None:
     probs = torch.softmax(torch.randn(4, 3000, generator=torch.Generator().manual_seed(1)).double(), -1)
     wanted = [Cut(top_p=0.95), None, Cut(top_k=3), Cut(min_p=0.5)]
+    probs, wanted = probs.repeat(2, 1), [*wanted, *(Cut(top_k=k, top_p=0.9) for k in (64, 2000, 2999, 300))]
     together = cut(probs, wanted)
     assert together[1].ids is None
     assert torch.equal(together[1].probs, probs[1])
-    for row in (0, 2, 3):
+    for row in (0, *range(2, 8)):
         assert as_dict(together[row]) == as_dict(cut(probs[row : row + 1], [wanted[row]])[0])
+
+
+def test_a_large_top_k_is_paid_for_by_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the number of candidates: it is what a row costs."""
+    looked_at = dict[int, int]()
+    kept = distribution._kept
+
+    def counted(top: NDArray[np.float64], ids: NDArray[np.int64], wanted: Cut, *, complete: bool) -> Any:
+        looked_at[wanted.top_k] = max(len(top), looked_at.get(wanted.top_k, 0))
+        return kept(top, ids, wanted, complete=complete)
+
+    monkeypatch.setattr(distribution, "_kept", counted)
+    probs = torch.softmax(torch.randn(3, 50_000, generator=torch.Generator().manual_seed(1)).double(), -1)
+    found = cut(probs, [Cut(top_k=40), Cut(top_k=49_999), Cut(top_k=50)])
+    assert [len(row.probs) for row in found] == [40, 49_999, 50]
+    assert looked_at == {40: 64, 49_999: 50_000, 50: 64}
 
 
 def test_prob_of_tokens_inside_and_outside_the_support() -> None:

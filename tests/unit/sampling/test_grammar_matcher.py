@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from transformers import PreTrainedTokenizerBase
 
+from outrider_serving.sampling import grammar as grammar_module
 from outrider_serving.sampling.grammar import (
     GrammarError,
     choice_grammar,
@@ -261,6 +266,143 @@ def test_a_path_that_reaches_a_limit_leaves_the_matcher_where_it_was() -> None:
         list(map(matcher.mask, ([a] * length for length in range(200))))
     assert torch.equal(matcher.mask(), before)
     matcher.advance([a])
+
+
+LIMITED = {
+    "a schema": json_schema_grammar(
+        {"type": "array", "items": {"type": "string", "pattern": "^.*[A-Z].{0,60}$"}}
+    ),
+    "an expression": regex_grammar("(.*a.{500}b.*){20}"),
+}
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Lets parsers have fewer states, and fewer expressions for a mask."""
+
+    def lower(states: int, expressions: int) -> None:
+        for name, initial in (("_LIMITS", None), ("_REPLAY_LIMITS", 1 << 62)):
+            limits = LLParserLimits(
+                max_lexer_states=states,
+                step_lexer_fuel=expressions,
+                initial_lexer_fuel=initial,
+                verbose_errors=False,
+            )
+            monkeypatch.setattr(grammar_module, name, limits)
+
+    return lower
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The texts' lengths that parsers are made behind, in order."""
+    lengths = list[int]()
+
+    def counted(grammar: str, tokenizer: LLTokenizer, text: Sequence[int] = ()) -> LLMatcher:
+        lengths.append(len(text))
+        return grammar_module.compiled(grammar, tokenizer, text)
+
+    monkeypatch.setattr("outrider_serving.sampling.matcher.compiled", counted)
+    return lengths
+
+
+def text_of(grammar: str, length: int, seed: int) -> list[int]:
+    """A random text, written under the usual limits."""
+    matcher, rng, text = COMPILER.matcher(grammar), random.Random(seed), list[int]()
+    while len(text) < length:
+        mask = matcher.mask()
+        mask[list(ENDS)] = False
+        text.append(rng.choice(mask.nonzero().flatten().tolist()))
+        matcher.advance(text[-1:])
+    return text
+
+
+def failure(grammar: str, text: list[int], ask: Callable[[Matcher, list[int]], None], run: int = 1) -> Any:
+    """Where a text fails that is committed in runs, and how; None where it does not."""
+    matcher = COMPILER.matcher(grammar)
+    for start in range(0, len(text), run):
+        ahead = text[start : start + run]
+        try:
+            ask(matcher, ahead)
+            matcher.advance(ahead)
+        except GrammarError as error:
+            return start, str(error)
+    return None
+
+
+def ask_as_verification(matcher: Matcher, ahead: list[int]) -> None:
+    for length in range(len(ahead)):
+        matcher.mask(ahead[:length])
+
+
+def ask_again(matcher: Matcher, ahead: list[int]) -> None:
+    """And go on where it is only the first answer that fails."""
+    with contextlib.suppress(GrammarError):
+        matcher.mask()
+    ask_as_verification(matcher, ahead)
+    ask_as_verification(matcher, ahead)
+
+
+def ask_elsewhere(matcher: Matcher, ahead: list[int]) -> None:
+    """As a proposer may that looks at masks along paths of its own, before and after verification does."""
+    look_around(matcher)
+    ask_as_verification(matcher, ahead)
+    look_around(matcher)
+
+
+def look_around(matcher: Matcher) -> None:
+    rng, path = random.Random(0), list[int]()
+    with contextlib.suppress(GrammarError):
+        while len(path) < 5 and (allowed := matcher.mask(path)[2:300].nonzero().flatten().tolist()):
+            path.append(2 + rng.choice(allowed))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("states", "expressions"), [(400, 10**6), (600, 700), (10**5, 700)])
+@pytest.mark.parametrize("name", LIMITED)
+def test_where_a_text_fails_depends_on_nothing_but_the_text(
+    limit: Callable[[int, int], None], name: str, states: int, expressions: int, seed: int
+) -> None:
+    grammar = LIMITED[name]
+    text = text_of(grammar, 400, seed)
+    limit(states, expressions)
+    plain = failure(grammar, text, ask_as_verification)
+    assert plain is not None
+    at, reason = plain
+    assert re.search(r"too many (states|expressions for one token) \(at most \d+\)", reason)
+    for ask in (ask_as_verification, ask_again, ask_elsewhere):
+        for run in (1, 3, 8):
+            assert failure(grammar, text, ask, run) == (at - at % run, reason), (ask, run)
+
+
+def test_a_text_goes_on_where_only_what_was_worked_out_for_it_is_too_much(
+    limit: Callable[[int, int], None], made: list[int]
+) -> None:
+    grammar = LIMITED["a schema"]
+    text = text_of(grammar, 400, 0)
+    made.clear()
+    limit(1000, 10**6)
+    assert failure(grammar, text, ask_as_verification) is None
+    assert len(made) > 2
+    assert made == sorted(set(made))
+
+
+def test_a_text_near_what_any_parser_can_follow_is_not_read_again_for_each_token(
+    limit: Callable[[int, int], None], made: list[int]
+) -> None:
+    grammar = LIMITED["a schema"]
+    text = text_of(grammar, 400, 0)
+    made.clear()
+    limit(400, 10**6)
+    assert failure(grammar, text, ask_as_verification) is not None
+    assert all(later - sooner >= 16 for sooner, later in pairwise(made[1:]))
+
+
+def test_no_token_is_named_in_an_error() -> None:
+    matcher = COMPILER.matcher(choice_grammar(["ab"]))
+    with pytest.raises(ValueError, match="does not allow") as raised:
+        matcher.advance([330, 331])
+    assert not re.search("33[01]", str(raised.value))
 
 
 def test_a_dead_end_is_an_error_and_not_an_empty_mask() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from transformers.utils import logging as transformers_logging
-
+from outrider_serving import logs
 from outrider_serving.engine.build import build_core
 from outrider_serving.engine.core import EngineCore
 from outrider_serving.engine.options import EngineOptions
@@ -18,7 +17,6 @@ def launch(options: EngineOptions, settings: PodSettings) -> tuple[EngineCore, M
         ModelError: the model cannot be served as asked.
         EngineError: the engine could not generate.
     """
-    transformers_logging.disable_default_handler()
-    transformers_logging.enable_propagation()
+    logs.adopt_libraries()
     loaded, core, limits = build_core(options, settings)
     return core, describe(loaded, pages=limits.pages, page_size=limits.page_size)

@@ -1,0 +1,195 @@
+"""Every instrument, in one table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """Kind of an instrument."""
+
+    COUNTER = "counter"
+    GENERATION_COUNTER = "generation counter"
+    """One with a label `generation`, of which only the newest have series; see `generations`."""
+
+    HISTOGRAM = "histogram"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument:
+    """One line of the table."""
+
+    name: str
+    kind: Kind
+    unit: str
+    description: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] | None = None
+
+
+_ARRIVAL = ("workload", "endpoint", "sampling_class", "arm", "generation")
+_GEN_AI = (
+    "gen_ai.operation.name",
+    "gen_ai.provider.name",
+    "gen_ai.request.model",
+    "gen_ai.response.model",
+    "server.address",
+    "server.port",
+    "workload",
+    "arm",
+)
+_DOUBLING = tuple(0.01 * 2**power for power in range(14))
+_TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_TPOT_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+
+TABLE: tuple[Instrument, ...] = (
+    Instrument(
+        "gen_ai.server.request.duration",
+        Kind.HISTOGRAM,
+        "s",
+        "From receipt of a request to its end.",
+        (*_GEN_AI, "error.type"),
+        _DOUBLING,
+    ),
+    Instrument(
+        "gen_ai.server.time_to_first_token",
+        Kind.HISTOGRAM,
+        "s",
+        "From receipt of a request to its first token written (stream) or committed.",
+        _GEN_AI,
+        _TTFT_BUCKETS,
+    ),
+    Instrument(
+        "gen_ai.server.time_per_output_token",
+        Kind.HISTOGRAM,
+        "s",
+        "(Last token - first token) / (tokens - 1) of a request.",
+        _GEN_AI,
+        _TPOT_BUCKETS,
+    ),
+    Instrument(
+        "outrider.requests",
+        Kind.GENERATION_COUNTER,
+        "{request}",
+        "Ended requests by outcome and by objective (none: there is no objective, or cancelled).",
+        (*_ARRIVAL, "outcome", "objective"),
+    ),
+    Instrument(
+        "outrider.request.tokens",
+        Kind.GENERATION_COUNTER,
+        "{token}",
+        "Tokens generated for ended requests, by whether these met their objective.",
+        (*_ARRIVAL, "objective"),
+    ),
+    Instrument(
+        "outrider.prompt.tokens",
+        Kind.COUNTER,
+        "{token}",
+        "Prompt tokens of ended requests.",
+        ("workload", "endpoint", "arm"),
+    ),
+    Instrument(
+        "outrider.requests.running",
+        Kind.GAUGE,
+        "{request}",
+        "Requests that take part in steps of the engine.",
+    ),
+    Instrument("outrider.requests.waiting", Kind.GAUGE, "{request}", "Requests that wait for the engine."),
+    Instrument(
+        "outrider.ready",
+        Kind.GAUGE,
+        "1",
+        "1 once a token was generated, until the pod drains; 0 while its engine is restarted.",
+    ),
+    Instrument("outrider.settings.generation", Kind.GAUGE, "1", "Generation of the settings in force."),
+    Instrument("outrider.pages.total", Kind.GAUGE, "{page}", "Pages of keys and values that there are."),
+    Instrument("outrider.pages.held", Kind.GAUGE, "{page}", "Pages that requests use."),
+    Instrument(
+        "outrider.pages.cached",
+        Kind.GAUGE,
+        "{page}",
+        "Pages that no request uses, kept for requests that begin with the same text.",
+    ),
+    Instrument(
+        "outrider.steps", Kind.COUNTER, "{step}", "Steps of the engine, by the arm in force.", ("arm",)
+    ),
+    Instrument(
+        "outrider.step.time",
+        Kind.COUNTER,
+        "s",
+        "Seconds the engine was busy, by phase of a step; shared among workloads by their rows.",
+        ("phase", "workload", "arm"),
+    ),
+    Instrument(
+        "outrider.verification.steps",
+        Kind.COUNTER,
+        "{step}",
+        "Steps that committed tokens of a request, counted once for each request in the step.",
+        ("workload", "sampling_class", "arm"),
+    ),
+    Instrument(
+        "outrider.tokens.committed",
+        Kind.COUNTER,
+        "{token}",
+        "Tokens committed: accepted ones, and the target's own.",
+        ("workload", "sampling_class", "arm"),
+    ),
+    Instrument(
+        "outrider.tokens.proposed",
+        Kind.COUNTER,
+        "{token}",
+        "Proposed tokens that were verified.",
+        ("workload", "sampling_class", "arm"),
+    ),
+    Instrument(
+        "outrider.tokens.accepted",
+        Kind.COUNTER,
+        "{token}",
+        "Proposed tokens that were kept.",
+        ("workload", "sampling_class", "arm"),
+    ),
+    Instrument(
+        "outrider.position.proposed",
+        Kind.COUNTER,
+        "{token}",
+        "Proposed tokens by their position in the proposal, from 1.",
+        ("position", "arm"),
+    ),
+    Instrument(
+        "outrider.position.accepted",
+        Kind.COUNTER,
+        "{token}",
+        "Accepted tokens by their position in the proposal, from 1.",
+        ("position", "arm"),
+    ),
+    Instrument(
+        "outrider.proposer.failures",
+        Kind.COUNTER,
+        "{failure}",
+        "Exceptions of proposers; the requests went on without a proposal.",
+        ("arm",),
+    ),
+    Instrument(
+        "outrider.prompt.tokens.reused",
+        Kind.COUNTER,
+        "{token}",
+        "Prompt tokens found in pages when a request began, or began anew after a preemption.",
+        ("workload", "endpoint", "arm"),
+    ),
+    Instrument(
+        "outrider.preemptions",
+        Kind.COUNTER,
+        "{preemption}",
+        "Requests that lost their pages to earlier ones and had to begin anew.",
+        ("arm",),
+    ),
+    Instrument(
+        "outrider.engine.restarts",
+        Kind.COUNTER,
+        "{restart}",
+        "Engine processes that ended and were replaced: died, stalled (and were killed) or failed.",
+        ("reason",),
+    ),
+)

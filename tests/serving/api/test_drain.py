@@ -1,0 +1,29 @@
+"""Clients that keep their connections while the server drains."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from serving.api.conftest import Start
+from serving.api.process import eventually
+from serving.tiny import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "plain")
+
+
+def test_a_kept_connection_is_told_that_the_server_drains(start: Start, model: Path) -> None:
+    """So that its client goes elsewhere before the server closes under its next request."""
+    server = start(str(model), "--drain-delay", "30", "--grace-period", "60").ready()
+    asked = {"model": model.name, "prompt": "a", "max_tokens": 1}
+    with httpx.Client(base_url=server.url, timeout=10) as client:
+        assert "connection" not in client.post("/v1/completions", json=asked).headers
+        server.signal()
+        eventually(lambda: server.get("/readyz").status_code == 503)
+        answer = client.post("/v1/completions", json=asked)
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        with client.stream("POST", "/v1/completions", json=asked | {"stream": True}) as stream:
+            assert stream.headers["connection"] == "close"
