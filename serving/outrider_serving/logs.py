@@ -30,6 +30,9 @@ LAST_LINES_SECONDS = 1.0
 STRANGERS_DOING = ("Invalid HTTP request received", "Unsupported upgrade request")
 """What uvicorn says of what anybody may send, without a key and as often as they like."""
 
+STRANGERS_GONE = ("socket.send() raised exception",)
+"""What asyncio says where clients went away while something was written to them."""
+
 POINTLESS = ("No supported WebSocket library detected",)
 """uvicorn's advice to install one, after each of the latter: there is nothing here that would use it."""
 
@@ -45,10 +48,10 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line.update(getattr(record, "fields", {}))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        # Beside the frame, which no field replaces.
+        return json.dumps(line | getattr(record, "fields", {}) | line, default=str, allow_nan=False)
 
 
 class LineHandler(logging.Handler):
@@ -132,6 +135,7 @@ def configure(level: str) -> None:
     for name in ("uvicorn.error", "uvicorn.access", "httpx", "httpcore", "asyncio"):
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
     logging.getLogger("uvicorn.error").filters[:] = [SeldomFilter(STRANGERS_DOING, POINTLESS)]
+    logging.getLogger("asyncio").filters[:] = [SeldomFilter(STRANGERS_GONE, ())]
     logging.captureWarnings(capture=True)
 
 
@@ -184,19 +188,20 @@ class Seldom:
 
 
 class SeldomFilter(logging.Filter):
-    """Makes events of a library seldom, by the first sentence of their messages."""
+    """Makes events of a library seldom, by how their messages begin."""
 
     def __init__(self, seldom: Iterable[str], never: Iterable[str]) -> None:
         """Log each of `seldom` as `Seldom` does, and none of `never`."""
         super().__init__()
-        self._seldom = {sentence: Seldom() for sentence in seldom}
-        self._never = frozenset(never)
+        self._seldom = {beginning: Seldom() for beginning in seldom}
+        self._never = tuple(never)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to log a record; to one of those that are seldom, the number of the others is added."""
-        sentence = str(record.msg).partition(".")[0]
-        if sentence in self._seldom:
-            unsaid = self._seldom[sentence].due()
-            record.fields = {"unsaid": unsaid}
-            return unsaid is not None
-        return sentence not in self._never
+        message = str(record.msg)
+        for beginning, seldom in self._seldom.items():
+            if message.startswith(beginning):
+                unsaid = seldom.due()
+                record.fields = {"unsaid": unsaid}
+                return unsaid is not None
+        return not message.startswith(self._never)

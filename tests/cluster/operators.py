@@ -65,6 +65,13 @@ class HostOperator:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def heeds_signals(self) -> bool:
+        """Whether it has got so far that SIGTERM does not simply kill it."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+        return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+    @property
     def log(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 

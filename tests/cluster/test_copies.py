@@ -206,8 +206,7 @@ def test_one_that_is_told_to_end_while_the_api_server_is_away_ends_in_time(pair:
     for copy in (pair.a, pair.b):
         getattr(copy.proxy, fault)()
     pair.b.process.start()
-    time.sleep(1.5)  # longer than an interpreter takes to start
-    assert pair.b.process.running, pair.logs()
+    eventually(lambda: pair.b.process.heeds_signals, 20, pair.logs)
     told = time.monotonic()
     for copy in (pair.a, pair.b):
         copy.process.signal(signal.SIGTERM)

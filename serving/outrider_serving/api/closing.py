@@ -83,7 +83,11 @@ class LingeringTransport:
         if not self._unread():
             self._transport.close()
             return
-        self._transport.write_eof()
+        try:
+            self._transport.write_eof()
+        except OSError:  # the client has gone, which will only be read later
+            self._transport.abort()
+            return
         self._transport.resume_reading()
         self._linger()
 
@@ -93,6 +97,13 @@ class LingeringTransport:
             self._lingering.cancel()
 
     def _linger(self) -> None:
-        # The time begins when all is written; whoever watches over the writing sees to it that it ends.
-        ends = self._transport.abort if not self._transport.get_write_buffer_size() else self._linger
-        self._lingering = asyncio.get_running_loop().call_later(LINGER_SECONDS, ends)
+        """Wait while the client takes what is written; the time to read the last of it begins after that."""
+        left = self._transport.get_write_buffer_size()
+        loop = asyncio.get_running_loop()
+        self._lingering = loop.call_later(LINGER_SECONDS, self._end, left)
+
+    def _end(self, before: int) -> None:
+        if self._transport.get_write_buffer_size() < before:
+            self._linger()
+        else:
+            self._transport.abort()

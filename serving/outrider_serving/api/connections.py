@@ -112,6 +112,10 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self.cycle.message_event.set()
         super().send_400_response(msg)
 
+    def retire(self) -> None:
+        """Let the answer that is being made, if any, be the last one, and say so if it has not begun."""
+        self.conn.last = True
+
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is closed."""
         _cancel(self._header)
@@ -136,6 +140,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         super().on_response_complete()
         self._look_ahead()
         self._expect_reading()
+        if self.conn.ahead and not self._answering and self._header is None:
+            self._expect_header()  # of which a part was sent ahead
 
     @property
     def _answering(self) -> bool:

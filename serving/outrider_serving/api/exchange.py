@@ -83,9 +83,11 @@ class Exchange(Response):
                 work.cancel()
                 await asyncio.wait((work,))
             outcome, error = self._ending(work, hung_up=gone.done())
-            if error is not None:
-                await self._write_error(error, scope, receive, send)
-            self._record(outcome, error)
+            try:
+                if error is not None:
+                    await self._write_error(error, scope, receive, send)
+            finally:
+                self._record(outcome, error)
         finally:
             for task in (work, gone, expired):
                 task.cancel()

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -81,13 +81,20 @@ class Listener(uvicorn.Server):
     async def ended(self, seconds: float) -> bool:
         """Wait until the server has ended; False if it still has not after `seconds`."""
         await asyncio.wait((self._task,), timeout=seconds)
-        return self._task.done()
+        if not self._task.done():
+            return False
+        if not self._task.cancelled() and (error := self._task.exception()):
+            logger.error("a listener has failed", exc_info=error)
+        return True
 
     def retire(self) -> None:
         """From now on each answer that begins is the last of its connection, and says so."""
         # uvicorn makes the second of the first once a second.
         for headers in (self.config.encoded_headers, self.server_state.default_headers):
             headers.append(CLOSE_HEADER)
+        # A request that is being answered has taken its headers already.
+        for connection in self.server_state.connections:
+            cast("Connection", connection).retire()
 
     def stop(self) -> None:
         """Stop accepting; the server ends when the requests in flight have."""

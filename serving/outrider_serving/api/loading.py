@@ -41,7 +41,15 @@ async def load(options: ServeOptions, engine: EngineClient) -> ServedModel:
     # What is there now stays: no garbage collection needs to walk through it while requests wait.
     gc.collect()
     gc.freeze()
-    return ServedModel(state, engine, encoder, Forms(options.engine.max_waiting))
+    limits = options.engine
+    return ServedModel(
+        state,
+        engine,
+        encoder,
+        Forms(limits.max_waiting),
+        max_running=limits.max_running,
+        max_waiting=limits.max_waiting,
+    )
 
 
 def _encoder(model: ModelInfo, options: ServeOptions) -> TextEncoder:

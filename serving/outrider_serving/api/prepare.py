@@ -13,6 +13,7 @@ from outrider_serving.api.state import ServedModel
 from outrider_serving.api.text import check_ids
 from outrider_serving.api.tokens import Vocabulary
 from outrider_serving.api.wording import shown
+from outrider_serving.engine.schedule.fairness import most_at_once
 from outrider_serving.engine.types import (
     Labels,
     Request,
@@ -120,6 +121,7 @@ async def prepare(body: Body, arrival: Arrival, model: ServedModel) -> Call:
             tenant.
     """
     encoder = model.encoder
+    check_choices(body, arrival.tenant, model)
     check_tokens(body, encoder.vocab_size, encoder.eos_token_ids)
     least = encoder.least_tokens(body)
     if least >= model.state.context_length:
@@ -133,6 +135,20 @@ async def prepare(body: Body, arrival: Arrival, model: ServedModel) -> Call:
         echo = await encoder.echo(body.prompt, prompt, arrival.tenant, offsets=body.logprobs is not None)
     params = sampling_params(body, limit, encoder.vocab_size, grammar)
     return Call(choices(arrival, body, prompt, params), encoder.vocabulary, body.stop, echo)
+
+
+def check_choices(body: Body, tenant: str, model: ServedModel) -> None:
+    """ApiError (400) for more choices than the engine ever takes at once: coming again would not help."""
+    # What has a form waits to be compiled at first, where none runs.
+    places = 0 if body.constrained else model.max_running
+    most = most_at_once(tenant, places, model.max_waiting)
+    if body.n > max(1, most):
+        raise invalid(
+            f"n: {body.n} was given, but each choice takes a place of the engine, and it has {most} for one "
+            "request (--max-running, --max-waiting).",
+            param="n",
+            code="invalid_value",
+        )
 
 
 def check_tokens(body: Body, vocab_size: int, eos_token_ids: Set[int]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from outrider_serving.api.fields import (
@@ -63,11 +63,12 @@ class Speculation(Wire):
     max_depth: int | None = Field(default=None, ge=1, le=MAX_DEPTH)
     positions: bool = False
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.proposer is Method.NONE and self.max_depth is not None:
-            raise PydanticCustomError("depth", "max_depth is for a proposer, but proposer is none", {})
-        return self
+    @field_validator("max_depth")
+    @classmethod
+    def _for_a_proposer(cls, max_depth: int | None, others: ValidationInfo) -> int | None:
+        if others.data.get("proposer") is Method.NONE and max_depth is not None:
+            raise PydanticCustomError("depth", "it is for a proposer, and proposer is none", {})
+        return max_depth
 
     @property
     def overrides(self) -> bool:

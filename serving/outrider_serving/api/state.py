@@ -18,6 +18,7 @@ from outrider_serving.api.forms import Forms
 from outrider_serving.api.keys import KeyRing
 from outrider_serving.api.records import RequestRecord
 from outrider_serving.api.text import TextEncoder
+from outrider_serving.engine.options import DEFAULT_MAX_RUNNING, DEFAULT_MAX_WAITING
 from outrider_serving.engine.process.child import Ending
 from outrider_serving.engine.process.client import LOADING
 from outrider_serving.engine.records import PageCounts, StepRecord
@@ -66,12 +67,22 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model, its engine, how text becomes its tokens, and what checks the forms of its output."""
+    """A loaded model.
+
+    Attributes:
+        state: what is reported of it.
+        engine: generates.
+        encoder: turns text into its tokens.
+        forms: checks the forms that its output is to have.
+        max_running, max_waiting: the engine's; see `EngineOptions`.
+    """
 
     state: ModelState
     engine: Engine
     encoder: TextEncoder
     forms: Forms = field(default_factory=Forms)
+    max_running: int = DEFAULT_MAX_RUNNING
+    max_waiting: int = DEFAULT_MAX_WAITING
 
 
 class Serving:

@@ -5,6 +5,7 @@ import contextlib
 import json
 import resource
 import socket
+import struct
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
@@ -353,6 +354,26 @@ async def test_a_request_of_two_lengths_is_the_last(server: Server) -> None:
     with contextlib.closing(await server.connect(chunked(ASKED, "content-length: 5") + HEALTH)) as client:
         answer = await server.answers(client)
         assert answer.count(b"http/1.1") == answer.count(b"200 ok") == answer.count(b"connection: close") == 1
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /HT", HEALTH + b"GET /HT"])
+async def test_a_listener_ends_whoever_resets_a_connection_meanwhile(server: Server, sent: bytes) -> None:
+    loop = asyncio.get_running_loop()
+    stream = await server.connect(post(max_tokens=ENDLESS, stream=True))
+    await until(lambda: server.listener.server_state.tasks)
+    client = await server.connect(sent)
+    await until(lambda: server.held == 2)
+    if sent:
+        await asyncio.sleep(0.1)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    server.listener.stop()
+    for connection in list(server.listener.server_state.connections):
+        connection.shutdown()  # in the turn of the loop in which the reset came
+    assert not await server.listener.ended(0.5)
+    assert await loop.sock_recv(stream, 100)
+    stream.close()
+    assert await server.listener.ended(10)
 
 
 async def test_the_answers_of_a_retired_listener_are_the_last(server: Server) -> None:

@@ -1,5 +1,7 @@
 """Clients that keep their connections while the server drains."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -12,7 +14,19 @@ from serving.tiny import make_tiny_model
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "plain")
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "plain", context_length=10_000)
+
+
+def test_an_answer_that_was_asked_for_before_the_drain_is_the_last(start: Start, model: Path) -> None:
+    server = start(str(model), "--drain-delay", "30", "--grace-period", "60").ready()
+    asked = {"model": model.name, "prompt": "a", "max_tokens": 2000, "ignore_eos": True}
+    with httpx.Client(base_url=server.url, timeout=30) as client, ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(client.post, "/v1/completions", json=asked)
+        eventually(lambda: server.metric("outrider_requests_running") == 1)
+        time.sleep(1.5)  # uvicorn has made new headers for later answers meanwhile
+        assert not answer.done()
+        server.signal()
+        assert answer.result().headers["connection"] == "close"
 
 
 def test_a_kept_connection_is_told_that_the_server_drains(start: Start, model: Path) -> None:

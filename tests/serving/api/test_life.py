@@ -124,7 +124,7 @@ def test_the_grace_period_ends_what_still_runs(start: Start, plain: Path) -> Non
     assert server.events("request")[-1]["outcome"] == "failed"
 
 
-@pytest.mark.parametrize(("drain_delay", "grace_period"), [("1", "6"), ("0", "1")])
+@pytest.mark.parametrize(("drain_delay", "grace_period"), [("1", "6"), ("0", "2")])
 def test_nobody_outstays_the_grace_period(
     start: Start, plain: Path, drain_delay: str, grace_period: str
 ) -> None:

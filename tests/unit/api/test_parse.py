@@ -413,8 +413,9 @@ def test_two_forms() -> None:
 
 
 def test_contradictions() -> None:
-    with pytest.raises(ApiError, match="max_depth is for a proposer"):
+    with pytest.raises(ApiError, match="max_depth: 3 was given, but it is for a proposer") as refused:
         completion(speculation={"proposer": "none", "max_depth": 3})
+    assert refused.value.param == "speculation.max_depth"
     with pytest.raises(ApiError, match="give one of them"):
         chat(max_tokens=1, max_completion_tokens=2)
 

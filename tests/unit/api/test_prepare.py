@@ -42,6 +42,7 @@ SETTINGS = PodSettings(
 )
 CONTEXT = 100
 VOCABULARY = len(BYTES)
+FORM = {"structured_outputs": {"regex": "a"}}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,8 @@ def model() -> Iterator[ServedModel]:
 
 def with_context(tokens: int, encoder: TextEncoder, forms: Forms) -> ServedModel:
     state = SimpleNamespace(context_length=tokens)
-    return cast("ServedModel", SimpleNamespace(state=state, encoder=encoder, forms=forms))
+    limits = {"max_running": 32, "max_waiting": 256}
+    return cast("ServedModel", SimpleNamespace(state=state, encoder=encoder, forms=forms, **limits))
 
 
 def completion(**fields: Any) -> Body:
@@ -417,6 +419,22 @@ async def test_a_whole_answer_has_at_most_a_million_logprobs(
         assert str(figure) in error.message
     assert (await prepared(large, completion(**fields, stream=True))).requests
     assert (await prepared(large, completion(**fields | {"logprobs": None}))).requests
+
+
+@pytest.mark.parametrize(
+    ("tenant", "form", "most"), [("", {}, 6), ("someone", {}, 4), ("", FORM, 2), ("someone", FORM, 1)]
+)
+async def test_more_choices_than_the_engine_ever_takes_at_once_are_refused(
+    model: ServedModel, tenant: str, form: dict[str, Any], most: int
+) -> None:
+    """By `share_of`: a tenant leaves others as many places as it has; and forms wait where nothing runs."""
+    small = cast("ServedModel", SimpleNamespace(**vars(model) | {"max_running": 4, "max_waiting": 2}))
+    body, larger = completion(n=most, **form), completion(n=most + 1, **form)
+    theirs = replace(arrival(body), tenant=tenant)
+    assert len((await prepare(body, theirs, small)).requests) == most
+    with pytest.raises(ApiError, match=f"n: {most + 1} was given.* has {most} for one request") as refused:
+        await prepare(larger, theirs, small)
+    assert (refused.value.status, refused.value.param) == (400, "n")
 
 
 async def test_logprobs_of_a_whole_chat_are_counted_up_to_its_own_limit(model: ServedModel) -> None:

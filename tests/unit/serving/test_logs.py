@@ -141,10 +141,21 @@ def test_a_record_that_cannot_be_formatted_fails_nobody(capsys: pytest.CaptureFi
     assert capsys.readouterr().err == ""
 
 
+def test_no_field_replaces_the_frame_and_what_is_no_number_breaks_no_line() -> None:
+    stream = io.StringIO()
+    with logger_to(stream) as logger:
+        logs.event(logger, "it happened", level=logging.INFO, time=5, message="other", seconds=1)
+        logs.event(logger, "it happened", seconds=float("nan"))
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert (first["message"], first["seconds"]) == ("it happened", 1)
+    assert first["time"] != 5
+    assert (second["message"], second["error"]) == ("a line of the log could not be formatted", "ValueError")
+
+
 def test_events_of_a_library_are_made_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     with logger_to(stream) as logger:
-        logger.addFilter(logs.SeldomFilter(["Bad request", "Bad header"], ["Buy this"]))
+        logger.addFilter(logs.SeldomFilter(["Bad request", "Bad head"], ["Buy this"]))
         for now in (1000.0, 1001.0, 1059.0, 1061.0):
             monkeypatch.setattr("time.monotonic", lambda now=now: now)
             logger.warning("Bad request. Say it so.")

@@ -23,6 +23,18 @@ def share_of(tenant: str, room: int, waiting: int, *, others: bool) -> int:
     return room if tenant == ANONYMOUS and not others else room - waiting
 
 
+def most_at_once(tenant: str, places: int, waiting: int) -> int:
+    """How many requests of a tenant an idle engine takes at once, by `share_of`.
+
+    Args:
+        tenant: whose they are.
+        places: how many requests can run.
+        waiting: how many can wait beside them.
+    """
+    room = places + waiting
+    return room if tenant == ANONYMOUS else max(places, -(-room // 2))
+
+
 class Served:
     """What each tenant was served. A tenant is active while something of it waits or is served."""
 
