@@ -20,7 +20,7 @@ from outrider_serving.engine.types import SamplingParams
 from outrider_serving.models.loading import LoadedModel, load_model
 from outrider_serving.sampling.law import TokenLaw
 from outrider_serving.sampling.noise import exponentials
-from serving.engine.support import NGRAM, NONE, bench, gap, logits_of, reference, request
+from serving.engine.support import NGRAM, NONE, Bench, bench, gap, logits_of, reference, request
 
 NEAR_TIE = 1e-3
 """Largest gap of logits, in float32, that other last bits may turn; logits of this model are around 20."""
@@ -42,11 +42,16 @@ PROMPTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def engine(gemma: LoadedModel) -> Bench:
+    """One for all: to make it takes seconds, as it reads the vocabulary."""
+    return bench(gemma, page_size=16)
+
+
 @pytest.mark.parametrize("kind", PROMPTS)
-def test_greedy_output_is_that_of_generate(gemma: LoadedModel, kind: str) -> None:
+def test_greedy_output_is_that_of_generate(gemma: LoadedModel, engine: Bench, kind: str) -> None:
     prompt = gemma.tokenizer(PROMPTS[kind]).input_ids
     expected = reference(gemma, prompt, TOKENS, eos=False)
-    engine = bench(gemma, page_size=16)
     results = [
         engine.run(request(prompt, max_tokens=TOKENS, ignore_eos=True, speculation=how))[0]
         for how in (NONE, NGRAM)
@@ -71,11 +76,10 @@ SEEDED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("how", SEEDED)
 def test_seeded_output_is_the_same_with_and_without_proposals(
-    gemma: LoadedModel, how: dict[str, Any]
+    gemma: LoadedModel, engine: Bench, how: dict[str, Any]
 ) -> None:
     prompt = gemma.tokenizer(PROMPTS["repeat"]).input_ids
     asked = {"max_tokens": 32, "seed": 11, "ignore_eos": True, **how}
-    engine = bench(gemma, page_size=16)
     plain, ngram = (engine.run(request(prompt, speculation=s, **asked))[0] for s in (NONE, NGRAM))
     ties = 0
     if ngram.tokens != plain.tokens:
