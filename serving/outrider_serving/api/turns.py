@@ -12,8 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
-from outrider_serving.engine.schedule.fairness import Served, share_of
-from outrider_serving.engine.types import QueueFullError
+from outrider_serving.engine.schedule.fairness import Served, check_room
 
 Result = TypeVar("Result")
 
@@ -92,16 +91,13 @@ class Turns:
     def _check_room(self, tenant: str) -> None:
         if self._working is None:
             return
-        room, waiting, own = (
+        check_room(
+            tenant,
             self._max_waiting,
-            sum(map(len, self._lines.values())),
-            self._lines.get(tenant, ()),
+            own=len(self._lines.get(tenant, ())),
+            waiting=sum(map(len, self._lines.values())),
+            others=bool(self._active() - {tenant}),
         )
-        if waiting >= room:
-            raise QueueFullError(waiting, room)
-        share = share_of(tenant, room, waiting, others=bool(self._active() - {tenant}))
-        if len(own) >= share:
-            raise QueueFullError(len(own), share)
 
     def _active(self) -> set[str]:
         return {*self._lines, *([self._working.tenant] if self._working else [])}

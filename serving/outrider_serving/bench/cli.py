@@ -26,7 +26,7 @@ from outrider_serving.bench.report import document, tables
 from outrider_serving.bench.results import BenchError
 from outrider_serving.bench.sides import Side, alone
 from outrider_serving.bench.workloads import Job, Sampling
-from outrider_serving.engine.cgroup import cpu_limit
+from outrider_serving.engine.cgroup import limit_threads
 from outrider_serving.engine.options import DEFAULT_MAX_RUNNING, EngineOptions
 from outrider_serving.engine.types import EngineError
 from outrider_serving.models.errors import ModelError
@@ -124,9 +124,7 @@ def _servers(chosen: argparse.Namespace) -> _Opened:
 
 def _engines(chosen: argparse.Namespace) -> _Opened:
     check_source(parse_source(chosen.model))
-    if (quota := cpu_limit()) is not None:
-        # As the engine's own process does, before torch is imported.
-        os.environ.setdefault("OMP_NUM_THREADS", str(quota))
+    limit_threads()  # as the engine's own process does
     # Everything heavy is behind this import, so that --help and bad input are answered at once.
     from outrider_serving.bench.opening import Wanted, describe, open_sides, surroundings
 

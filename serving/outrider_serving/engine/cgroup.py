@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+
+
+def limit_threads() -> None:
+    """Let torch have no more threads than the container has CPUs; to be called before torch is imported.
+
+    It counts the machine's cores; threads beyond the container's would wait for each other.
+    """
+    cpus = cpu_limit()
+    if cpus is not None and cpus < len(os.sched_getaffinity(0)):
+        os.environ.setdefault("OMP_NUM_THREADS", str(cpus))
 
 
 def cpu_limit(cgroup: Path = CGROUP) -> int | None:
@@ -35,5 +46,5 @@ def _words(file: Path) -> list[str]:
 
 
 def _limit(word: str) -> int | None:
-    """What is no limit: "max", -1 and 0."""
+    """The number; None for what is no limit: "max", -1 and 0."""
     return int(word) or None if word.isdecimal() else None

@@ -170,8 +170,7 @@ class EngineCore:
 
         Every step does so as well: this is for the time in which there is none.
         """
-        every = (one.sequence for one in self._active.values())
-        self._speculation.prepare(self._settings, self._scheduler.sequences, every)
+        self._stepper.prepare(self._settings, self._active)
 
     def close(self) -> None:
         """Give everything back."""

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from outrider_serving.engine.schedule.fairness import share_of
-from outrider_serving.engine.types import DeadlineError, EngineError, QueueFullError, Request
+from outrider_serving.engine.schedule.fairness import check_room
+from outrider_serving.engine.types import DeadlineError, EngineError, Request
 from outrider_serving.models.loading import LoadedModel
 from outrider_serving.sampling.grammar import GrammarError
 from outrider_serving.sampling.matcher import GrammarCompiler, Matcher
@@ -57,9 +57,7 @@ class Grammars:
             raise ValueError(f"this model's output cannot be constrained: {self._trouble}")
         tenants = [waiting.tenant for waiting in self._requests()]
         own, waiting = tenants.count(request.tenant), len(tenants)
-        share = share_of(request.tenant, self._limit, waiting, others=own < waiting)
-        if waiting >= self._limit or own >= share:
-            raise QueueFullError(waiting, self._limit)
+        check_room(request.tenant, self._limit, own=own, waiting=waiting, others=own < waiting)
         self._lines.setdefault(request.tenant, deque()).append(request)
         self._start()
 

@@ -109,10 +109,14 @@ class Stepper:
         self._failures_recorded = failures
         return StepOutput(record, tuple(deltas), failed, cancelled)
 
-    def _plan(self, settings: PodSettings, active: Mapping[str, Active]) -> Plan:
-        """Who takes part, and with how much; proposers are told who begins, waits again or is gone."""
+    def prepare(self, settings: PodSettings, active: Mapping[str, Active]) -> None:
+        """Load and close proposers as the settings want it; every step begins so. See `step`."""
         every = (one.sequence for one in active.values())
         self._speculation.prepare(settings, self._scheduler.sequences, every)
+
+    def _plan(self, settings: PodSettings, active: Mapping[str, Active]) -> Plan:
+        """Who takes part, and with how much; proposers are told who begins, waits again or is gone."""
+        self.prepare(settings, active)
         arm = settings.proposer
         plan = self._scheduler.plan(
             self._clock(),

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from outrider_serving import logs
-from outrider_serving.engine.cgroup import cpu_limit
+from outrider_serving.engine.cgroup import limit_threads
 from outrider_serving.engine.options import EngineOptions
 from outrider_serving.engine.process.protocol import (
     BEAT_SECONDS,
@@ -206,10 +206,7 @@ def _build(start: Start) -> tuple[Core, ModelInfo]:
     """Import the factory and let it work; what it imports reads these variables."""
     # Progress bars would break the lines of the log.
     os.environ.setdefault("TQDM_DISABLE", "1")
-    cpus = cpu_limit()
-    if cpus is not None and cpus < len(os.sched_getaffinity(0)):
-        # torch counts the machine's cores; threads beyond the container's would wait for each other.
-        os.environ.setdefault("OMP_NUM_THREADS", str(cpus))
+    limit_threads()
     module, _, name = start.factory.partition(":")
     factory: Factory = getattr(importlib.import_module(module), name)
     return factory(start.options, start.settings)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+from outrider_serving.engine.types import QueueFullError
+
 ANONYMOUS = ""
 """The tenant of requests without one: where there are no keys, it is everybody."""
 
@@ -21,6 +23,26 @@ def share_of(tenant: str, room: int, waiting: int, *, others: bool) -> int:
     tenant may have all while there are no others.
     """
     return room if tenant == ANONYMOUS and not others else room - waiting
+
+
+def check_room(tenant: str, room: int, *, own: int, waiting: int, others: bool) -> None:
+    """Whether one more of a tenant may wait, by `share_of`.
+
+    Args:
+        tenant: whose it is.
+        room: how many may wait.
+        own: how many of the tenant wait already.
+        waiting: how many wait already.
+        others: another tenant is active.
+
+    Raises:
+        QueueFullError: too many wait, altogether or of this tenant.
+    """
+    if waiting >= room:
+        raise QueueFullError(waiting, room)
+    share = share_of(tenant, room, waiting, others=others)
+    if own >= share:
+        raise QueueFullError(own, share)
 
 
 def most_at_once(tenant: str, places: int, waiting: int) -> int:
