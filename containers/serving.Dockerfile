@@ -3,19 +3,21 @@
 # torch's wheels bring their own CUDA libraries, so the base only has to expose the driver.
 FROM nvidia/cuda:13.0.1-base-ubuntu24.04 AS environment
 RUN apt-get update \
- && apt-get install -y --no-install-recommends python3 python3-venv \
+ && apt-get install -y --no-install-recommends g++ python3 python3-venv \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY locks/serving.txt locks/serving.txt
 RUN python3 -m venv /opt/outrider/environment \
  && /opt/outrider/environment/bin/pip install --no-cache-dir --no-deps --require-hashes -r locks/serving.txt
+COPY serving/outrider_serving /opt/outrider/app/outrider_serving
+RUN PYTHONPATH=/opt/outrider/app PYTHONDONTWRITEBYTECODE=1 python3 -m outrider_serving.engine.target.native.build
 
 FROM nvidia/cuda:13.0.1-base-ubuntu24.04
 RUN apt-get update \
  && apt-get install -y --no-install-recommends python3 \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=environment /opt/outrider/environment /opt/outrider/environment
-COPY serving/outrider_serving /opt/outrider/app/outrider_serving
+COPY --from=environment /opt/outrider/app /opt/outrider/app
 ENV PYTHONPATH=/opt/outrider/app:/opt/outrider/environment/lib/python3.12/site-packages \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \

@@ -10,19 +10,24 @@ from pathlib import Path
 
 from outrider_local.report import EXIT_USAGE, ProblemError, Stopwatch, detail, step
 from outrider_local.settings import Settings
-from outrider_local.shell import output, succeeds
+from outrider_local.shell import find, output, succeeds
 
 #: Installs the lock; pinned, and kept in the cache apart from the environment that it makes.
 UV = "uv==0.13.9"
 LOCK = Path("locks/dev.txt")
+#: Sources that installing the project compiles.
+KERNELS = Path("serving/outrider_serving/engine/target/native")
+COMPILER = "g++"
 _STAMP = ".outrider-stamp"
 
 
 def stamp(checkout: Path, python: str = sys.version) -> str:
     """A digest of all that decides what the environment holds."""
     digest = hashlib.sha256()
-    files = (checkout / LOCK, checkout / "pyproject.toml")
-    for part in (UV.encode(), python.encode(), *(file.read_bytes() for file in files)):
+    kernels = (file for file in (checkout / KERNELS).iterdir() if file.suffix in {".cpp", ".h"})
+    files = (checkout / LOCK, checkout / "pyproject.toml", *sorted(kernels))
+    parts = (UV.encode(), python.encode(), repr(find(COMPILER)).encode())
+    for part in (*parts, *(file.read_bytes() for file in files)):
         digest.update(hashlib.sha256(part).digest())
     return digest.hexdigest()
 
@@ -42,7 +47,7 @@ def make(settings: Settings) -> bool:
     if current(settings):
         return False
     watch = Stopwatch()
-    step(f"making {settings.venv} from {LOCK} (about 2 minutes, 6 GB with PyTorch)")
+    step(f"making {settings.venv} from {LOCK} (about 2 minutes, 6 GB with PyTorch; compiles the CPU kernels)")
     tool = uv(settings.cache)
     python = settings.venv / "bin" / "python"
     (settings.venv / _STAMP).unlink(missing_ok=True)
@@ -54,6 +59,10 @@ def make(settings: Settings) -> bool:
     )
     (settings.venv / _STAMP).write_text(stamp(settings.checkout))
     detail(f"made in {watch}")
+    if find(COMPILER) is None:
+        detail(
+            f"there is no {COMPILER}, so models will run slower on this CPU: install it, and make env again"
+        )
     return True
 
 

@@ -35,6 +35,7 @@ TOOLS = {
     "nsenter": "util-linux",
     "openssl": "openssl",
     "ldd": "libc-bin",
+    environment.COMPILER: "g++",
 }
 ENSUREPIP = "python3-venv"
 #: An overlay, which the node's /var and its containers are, cannot be written on top of these.

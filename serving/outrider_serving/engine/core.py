@@ -79,7 +79,8 @@ class EngineCore:
             build=build,
             clock=clock,
         )
-        runner = ModelRunner(model, KVStore(loaded.kv_shapes, slots, model.dtype, model.device))
+        store = KVStore(loaded.kv_shapes, slots, model.dtype, model.device)
+        runner = ModelRunner(model, store, loaded.compiled)
         self._stepper = Stepper(self._scheduler, self._speculation, runner, model.device, clock)
 
     @property

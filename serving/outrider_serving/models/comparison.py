@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from outrider_serving.engine.target.attention import IMPLEMENTATION
 from outrider_serving.engine.target.batch import Piece, pack
 from outrider_serving.engine.target.kv import KVShape, KVStore
+from outrider_serving.engine.target.native.decoder import Compiled
 from outrider_serving.engine.target.runner import ModelRunner
 from outrider_serving.models.errors import ModelError
 from outrider_serving.sampling.proposal import ROOT, Proposal
@@ -29,7 +30,9 @@ What is computed wrongly differs by one and more.
 """
 
 
-def check_against_transformers(model: PreTrainedModel, shapes: Mapping[int, KVShape], source: object) -> None:
+def check_against_transformers(
+    model: PreTrainedModel, shapes: Mapping[int, KVShape], source: object, compiled: Compiled | None = None
+) -> None:
     """See that a packed pass over scattered pages, with a tree of tokens, gives what each path alone gives.
 
     It catches what no configuration tells: a model that looks at tokens to come, that counts positions in a
@@ -39,6 +42,7 @@ def check_against_transformers(model: PreTrainedModel, shapes: Mapping[int, KVSh
         model: loaded with our attention, which it has again afterwards.
         shapes: what each layer keeps of a token.
         source: what the user called it.
+        compiled: what runs it in the place of transformers' modules.
 
     Raises:
         ModelError: the logits differ by more than rounding.
@@ -46,7 +50,7 @@ def check_against_transformers(model: PreTrainedModel, shapes: Mapping[int, KVSh
     limit = _HALF if model.dtype.itemsize == 2 else _PRECISE
     text, other = _tokens(model, 12), _tokens(model, 3)
     proposal = Proposal((text[3], text[1], text[7]), (ROOT, ROOT, 1))
-    ours = _paged(model, shapes, text, other, proposal).double()
+    ours = _paged(ModelRunner(model, _store(model, shapes), compiled), text, other, proposal).double()
     paths = [text, *([*text, *(proposal.tokens[on] for on in proposal.path(n))] for n in range(3)), other]
     theirs = _alone(model, paths).double()
     worst = float(((ours - theirs).pow(2).mean(-1).sqrt() / theirs.std(-1)).max())
@@ -63,20 +67,17 @@ def _tokens(model: PreTrainedModel, count: int) -> list[int]:
     return [(37 + 101 * n) % size for n in range(count)]
 
 
+def _store(model: PreTrainedModel, shapes: Mapping[int, KVShape]) -> KVStore:
+    return KVStore(shapes, 10 * _PAGE, model.dtype, model.device)
+
+
 @torch.inference_mode()
-def _paged(
-    model: PreTrainedModel,
-    shapes: Mapping[int, KVShape],
-    text: Sequence[int],
-    other: Sequence[int],
-    proposal: Proposal,
-) -> Tensor:
+def _paged(runner: ModelRunner, text: Sequence[int], other: Sequence[int], proposal: Proposal) -> Tensor:
     """[5, vocabulary]: after the text, after each node, and after the other text in the same pass."""
-    runner = ModelRunner(model, KVStore(shapes, 10 * _PAGE, model.dtype, model.device))
     pages = [7, 2, 3, 5]
-    runner.run(pack([Piece(text[:_CACHED], Proposal(), 0, pages, 0)], _PAGE, model.device))
+    runner.run(pack([Piece(text[:_CACHED], Proposal(), 0, pages, 0)], _PAGE, runner.device))
     pieces = [Piece(text[_CACHED:], proposal, _CACHED, pages, 1), Piece(other, Proposal(), 0, [9], 1)]
-    return runner.run(pack(pieces, _PAGE, model.device)).logits
+    return runner.run(pack(pieces, _PAGE, runner.device)).logits
 
 
 @torch.inference_mode()

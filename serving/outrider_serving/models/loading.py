@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from transformers import (
 
 from outrider_serving.engine.target.attention import IMPLEMENTATION
 from outrider_serving.engine.target.kv import KVShape
+from outrider_serving.engine.target.native.decoder import Compiled
+from outrider_serving.engine.target.native.library import library
+from outrider_serving.engine.target.native.structure import NotRecognisedError, structure_of
 from outrider_serving.models.capability import check_attention, check_config
 from outrider_serving.models.checkpoint import load_checkpoint
 from outrider_serving.models.comparison import check_against_transformers
@@ -28,6 +32,8 @@ from outrider_serving.models.files import ModelFiles, model_files
 from outrider_serving.models.gguf import load_gguf
 from outrider_serving.models.selection import CONFIG
 from outrider_serving.models.source import Source, parse_source
+
+logger = logging.getLogger(__name__)
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -46,6 +52,7 @@ class LoadedModel:
         eos_token_ids: tokens that end a sequence: those of the generation config, else the tokenizer's.
         vocab_size: number of token ids that the model knows.
         kv_shapes: what each layer keeps of a token.
+        compiled: what runs it; transformers' own modules do where it is None.
     """
 
     model: PreTrainedModel
@@ -57,6 +64,7 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     vocab_size: int
     kv_shapes: Mapping[int, KVShape]
+    compiled: Compiled | None = None
 
 
 def load_model(
@@ -118,7 +126,9 @@ def _load(
     model.train(False)
     torch.nn.Module.to(model, _device(device))
     kv_shapes = check_attention(model, source)
-    check_against_transformers(model, kv_shapes, source)
+    compiled = _compiled(model, kv_shapes, source)
+    if compiled is None:
+        check_against_transformers(model, kv_shapes, source)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -129,7 +139,25 @@ def _load(
         eos_token_ids=_eos_token_ids(model, tokenizer),
         vocab_size=int(model.config.get_text_config().vocab_size),
         kv_shapes=kv_shapes,
+        compiled=compiled,
     )
+
+
+def _compiled(model: PreTrainedModel, kv_shapes: Mapping[int, KVShape], source: Source) -> Compiled | None:
+    """What runs the model, if compiled code can, and as transformers does; else None, which is logged."""
+    try:
+        structure = structure_of(model)
+        if (found := library()) is None:
+            return None
+        compiled = Compiled(structure, found)
+        check_against_transformers(model, kv_shapes, source, compiled)
+    except NotRecognisedError as error:
+        logger.info("model %s runs on transformers' own code: %s", source, error)
+        return None
+    except ModelError as error:
+        logger.warning("model %s runs on transformers' own code, not on compiled code: %s", source, error)
+        return None
+    return compiled
 
 
 def _config(files: ModelFiles, source: Source) -> PreTrainedConfig:

@@ -27,6 +27,12 @@ CLOSE = 1e-5
 """Norms, RoPE and eager softmax run in float32 inside transformers."""
 
 
+@pytest.fixture(params=["modules", "compiled"])
+def compiled(request: pytest.FixtureRequest) -> bool:
+    """Whether compiled code runs the target, or transformers' modules over our attention."""
+    return bool(request.param == "compiled")
+
+
 def tree(rng: random.Random, nodes: int) -> Proposal:
     """A random tree of random tokens."""
     parents = [rng.randrange(ROOT, node) if node else ROOT for node in range(nodes)]
@@ -40,13 +46,16 @@ class Paged:
     loaded: LoadedModel
     rng: random.Random
     scattered: bool
+    compiled: bool
     page_size: int = 4
     pages: int = 120
 
     def __post_init__(self) -> None:
         model = self.loaded.model
         self.store = KVStore(self.loaded.kv_shapes, self.pages * self.page_size, model.dtype, CPU)
-        self.runner = ModelRunner(model, self.store)
+        compiled = self.loaded.compiled
+        assert compiled is not None  # every tiny architecture has a compiled form
+        self.runner = ModelRunner(model, self.store, compiled if self.compiled else None)
         self.free = list(range(self.pages))
         if self.scattered:
             self.rng.shuffle(self.free)
@@ -62,10 +71,10 @@ class Paged:
 
 
 @given(seed=st.integers(0, 2**32), scattered=st.booleans())
-def test_every_node_sees_its_own_path(tiny: LoadedModel, seed: int, scattered: bool) -> None:
+def test_every_node_sees_its_own_path(tiny: LoadedModel, compiled: bool, seed: int, scattered: bool) -> None:
     """Several requests in one pass: contexts read in chunks before, then the rest and a tree for each."""
     rng = random.Random(seed)
-    paged = Paged(tiny, rng, scattered)
+    paged = Paged(tiny, rng, scattered, compiled)
     pieces, wanted = [], []
     for _ in range(rng.randint(1, 3)):
         text = [rng.randrange(320) for _ in range(rng.randint(2, 40))]
@@ -93,9 +102,11 @@ def _chunks(rng: random.Random, end: int) -> list[tuple[int, int]]:
 
 
 @given(seed=st.integers(0, 2**32))
-def test_an_accepted_path_can_be_moved_to_where_the_text_has_it(tiny: LoadedModel, seed: int) -> None:
+def test_an_accepted_path_can_be_moved_to_where_the_text_has_it(
+    tiny: LoadedModel, compiled: bool, seed: int
+) -> None:
     rng = random.Random(seed)
-    paged = Paged(tiny, rng, scattered=True)
+    paged = Paged(tiny, rng, scattered=True, compiled=compiled)
     text = [rng.randrange(320) for _ in range(rng.randint(1, 20))]
     proposal = tree(rng, 12)
     pages = paged.take(len(text) + 40)
@@ -110,10 +121,10 @@ def test_an_accepted_path_can_be_moved_to_where_the_text_has_it(tiny: LoadedMode
     assert float((logits - logits_of(tiny, [*kept, 7, 8])[-2:]).abs().max()) < CLOSE
 
 
-def test_long_chunks(tiny: LoadedModel) -> None:
+def test_long_chunks(tiny: LoadedModel, compiled: bool) -> None:
     rng = random.Random(5)
     for scattered in (False, True):
-        paged = Paged(tiny, rng, scattered)
+        paged = Paged(tiny, rng, scattered, compiled)
         text = [rng.randrange(320) for _ in range(300)]
         pages = paged.take(300)
         paged.run(Piece(text[:90], Proposal(), 0, pages, logits=0))
@@ -121,8 +132,8 @@ def test_long_chunks(tiny: LoadedModel) -> None:
         assert float((logits - logits_of(tiny, text)[-3:]).abs().max()) < CLOSE
 
 
-def test_hidden_states_are_those_of_transformers(tiny: LoadedModel) -> None:
-    paged = Paged(tiny, random.Random(1), scattered=True)
+def test_hidden_states_are_those_of_transformers(tiny: LoadedModel, compiled: bool) -> None:
+    paged = Paged(tiny, random.Random(1), scattered=True, compiled=compiled)
     text = list(range(3, 30))
     batch = pack([Piece(text, Proposal(), 0, paged.take(27), 1)], paged.page_size, CPU)
     hidden = paged.runner.run(batch, [0, 1, 3]).hidden

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from outrider_serving.engine.target.batch import Batch
 from outrider_serving.engine.target.kv import KVStore
+from outrider_serving.engine.target.native.decoder import Compiled, NativeDecoder
 from outrider_serving.engine.target.paged import TorchPass
 
 
@@ -36,10 +37,27 @@ def joined(passes: Sequence[Pass]) -> Pass:
 class ModelRunner:
     """The target model, over pages of keys and values."""
 
-    def __init__(self, model: PreTrainedModel, store: KVStore) -> None:
-        """Take a model that was loaded with `attn_implementation` "outrider", and its store."""
+    def __init__(self, model: PreTrainedModel, store: KVStore, compiled: Compiled | None = None) -> None:
+        """Take the model and its store.
+
+        Args:
+            model: loaded with `attn_implementation` "outrider".
+            store: has its keys and values.
+            compiled: what runs it; transformers' own modules do where it is None.
+
+        Raises:
+            NotRecognisedError: compiled code cannot run this model.
+        """
         self._model = model
         self._store = store
+        self._native = (
+            None if compiled is None else NativeDecoder(compiled.structure, store, compiled.library)
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self._model.device
 
     @torch.inference_mode()
     def run(self, batch: Batch, hidden_layers: Sequence[int] = ()) -> Pass:
@@ -50,8 +68,10 @@ class ModelRunner:
             hidden_layers: which of what transformers calls `hidden_states` are wanted, distinct.
 
         Raises:
-            torch.OutOfMemoryError, RuntimeError: what the model raised.
+            torch.OutOfMemoryError, RuntimeError, MemoryError: what the model raised.
         """
+        if self._native is not None:
+            return Pass(*self._native.run(batch, hidden_layers))
         layers = sorted(hidden_layers)
         out = self._model(
             input_ids=batch.ids[None],

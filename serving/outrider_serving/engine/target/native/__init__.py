@@ -1,0 +1,1 @@
+"""The target on a CPU in one call of compiled code, for the architectures that most models have."""

@@ -1,0 +1,87 @@
+"""Finds the compiled library for this machine's CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from outrider_serving.engine.target.native.build import Variant, variants
+from outrider_serving.engine.target.native.structs import Batch, Model
+
+logger = logging.getLogger(__name__)
+
+
+class Library:
+    """The functions of decoder.cpp.
+
+    Attributes:
+        name: which kind of CPU it was compiled for.
+    """
+
+    def __init__(self, variant: Variant) -> None:
+        """Load it.
+
+        Raises:
+            OSError: it is not there, or does not fit this machine.
+        """
+        torch.get_num_threads()  # torch has loaded its OpenMP, in which the library finds the functions
+        self.name = variant.name
+        self._functions = functions = ctypes.CDLL(str(variant.path))
+        functions.outrider_decoder.argtypes = [ctypes.POINTER(Model)]
+        functions.outrider_decoder.restype = ctypes.c_void_p
+        functions.outrider_run.argtypes = [ctypes.c_void_p, ctypes.POINTER(Batch), ctypes.c_int]
+        functions.outrider_run.restype = ctypes.c_int
+        functions.outrider_close.argtypes = [ctypes.c_void_p]
+        functions.outrider_close.restype = None
+
+    def decoder(self, model: Model) -> int:
+        """A decoder of the model, which must outlive it, until `close`."""
+        handle = self._functions.outrider_decoder(ctypes.byref(model))
+        assert handle is not None
+        return int(handle)
+
+    def run(self, decoder: int, batch: Batch, threads: int) -> None:
+        """One pass, without the interpreter's lock.
+
+        Raises:
+            MemoryError: there is not enough for what it needs beside its results.
+        """
+        if self._functions.outrider_run(decoder, ctypes.byref(batch), threads):
+            raise MemoryError("no memory for the pass")
+
+    def close(self, decoder: int) -> None:
+        """Give a decoder's memory back."""
+        self._functions.outrider_close(decoder)
+
+
+def usable() -> tuple[Variant, ...]:
+    """The kinds of CPU that this machine is one of, the best first."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ()
+    flags = next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), "")
+    present = set(flags.split())
+    return tuple(variant for variant in variants() if variant.features <= present)
+
+
+@cache
+def library() -> Library | None:
+    """The best library for this machine, loaded once; None where there is none, which is logged."""
+    best = next(iter(usable()), None)
+    if best is None:
+        logger.warning(
+            "there are no kernels for this kind of CPU: models run slower, on transformers' own code"
+        )
+        return None
+    try:
+        return Library(best)
+    except OSError as error:
+        logger.warning(
+            "the CPU kernels cannot be used, so models run slower, on transformers' own code: %s", error
+        )
+        return None

@@ -1,0 +1,104 @@
+"""The structures of decoder.cpp, for ctypes."""
+
+from __future__ import annotations
+
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
+
+BFLOAT16, FLOAT32, FLOAT64 = range(3)
+SILU, GELU_TANH, GELU, RELU = range(4)
+
+
+class Norm(Structure):
+    """A root-mean-square norm; none where `weight` is null."""
+
+    _fields_ = (
+        ("weight", c_void_p),
+        ("epsilon", c_double),
+        ("one_added", c_int32),
+        ("rounded_first", c_int32),
+    )
+
+
+class Linear(Structure):
+    """A linear layer: weight [rows, columns], bias [rows] or null."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("rows", c_int64), ("columns", c_int64))
+
+
+class Scoring(Structure):
+    """How a layer scores keys; 0 stands for no cap, and for no window."""
+
+    _fields_ = (("scale", c_double), ("softcap", c_double), ("window", c_int64))
+
+
+class HeadShape(Structure):
+    """Of all layers."""
+
+    _fields_ = (
+        ("heads", c_int64),
+        ("key_heads", c_int64),
+        ("key_size", c_int64),
+        ("value_size", c_int64),
+    )
+
+
+class Layer(Structure):
+    """A layer, and its keys and values [slots, key heads, size]."""
+
+    _fields_ = (
+        ("before_attention", Norm),
+        ("query", Norm),
+        ("key", Norm),
+        ("after_attention", Norm),
+        ("before_mlp", Norm),
+        ("after_mlp", Norm),
+        ("q", Linear),
+        ("k", Linear),
+        ("v", Linear),
+        ("o", Linear),
+        ("gate", Linear),
+        ("up", Linear),
+        ("down", Linear),
+        ("scoring", Scoring),
+        ("rope", c_int32),
+        ("activation", c_int32),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+    )
+
+
+class Model(Structure):
+    """A decoder."""
+
+    _fields_ = (
+        ("type", c_int32),
+        ("layers", c_int32),
+        ("hidden", c_int64),
+        ("shape", HeadShape),
+        ("rotary", c_int64),
+        ("layer", POINTER(Layer)),
+        ("embedding", c_void_p),
+        ("embedding_scale", c_double),
+        ("last", Norm),
+        ("head", Linear),
+        ("logit_softcap", c_double),
+    )
+
+
+class Batch(Structure):
+    """One pass; its segments are rows of six int64 each."""
+
+    _fields_ = (
+        ("tokens", c_int64),
+        ("segments", c_int64),
+        ("rows", c_int64),
+        ("ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("segment", c_void_p),
+        ("logit_rows", c_void_p),
+        ("cosines", c_void_p * 2),
+        ("sines", c_void_p * 2),
+        ("logits", c_void_p),
+        ("states", c_void_p),
+    )
