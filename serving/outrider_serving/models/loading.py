@@ -30,6 +30,7 @@ from outrider_serving.models.comparison import check_against_transformers
 from outrider_serving.models.errors import ModelError
 from outrider_serving.models.files import ModelFiles, model_files
 from outrider_serving.models.gguf import load_gguf
+from outrider_serving.models.placement import use_huge_pages
 from outrider_serving.models.selection import CONFIG
 from outrider_serving.models.source import Source, parse_source
 
@@ -125,6 +126,7 @@ def _load(
         context = _context_length(model.config, context_length, source)
     model.train(False)
     torch.nn.Module.to(model, _device(device))
+    use_huge_pages(model)
     kv_shapes = check_attention(model, source)
     compiled = _compiled(model, kv_shapes, source)
     if compiled is None:

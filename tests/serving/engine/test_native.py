@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -64,12 +65,23 @@ def model_of(config: PreTrainedConfig, dtype: torch.dtype = torch.float64) -> Pr
     return model  # type: ignore[no-any-return]
 
 
+@cache
+def read(model: PreTrainedModel) -> tuple[Mapping[int, KVShape], Structure]:
+    return check_attention(model, "it"), structure_of(model)
+
+
+@cache
+def known(name: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of one of the configurations below, which no test changes."""
+    return model_of({**CONFIGS, **BITS}[name], dtype)
+
+
 class Target:
     """A model over a store of its own."""
 
     def __init__(self, model: PreTrainedModel, kernels: Library | None) -> None:
-        shapes = check_attention(model, "it")
-        compiled = None if kernels is None else Compiled(structure_of(model), kernels)
+        shapes, structure = read(model)
+        compiled = None if kernels is None else Compiled(structure, kernels)
         self.runner = ModelRunner(model, KVStore(shapes, PAGE * PAGES, model.dtype, CPU), compiled)
 
     def run(self, *pieces: Piece, hidden: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
@@ -142,7 +154,7 @@ CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.25}
 def test_it_computes_what_transformers_computes(name: str, dtype: torch.dtype, kernels: Library) -> None:
     """Chunks, a decode step beside a tree, and hidden states; contexts beyond one chunk of attention."""
     rng = random.Random(name)
-    model = model_of(CONFIGS[name], dtype)
+    model = known(name, dtype)
     ours, theirs = Target(model, kernels), Target(model, None)
     text = [rng.randrange(1, 333) for _ in range(640)]  # gemma embeds 0 as nothing
     pages = rng.sample(range(PAGES), 43)
@@ -182,7 +194,7 @@ BITS = {
 def test_bits_do_not_depend_on_the_batch(name: str, dtype: torch.dtype, kernels: Library, seed: int) -> None:
     """A text token by token, and cut at random beside others, over other pages, with trees after it."""
     rng = random.Random(seed)
-    model = model_of(BITS[name], dtype)
+    model = known(name, dtype)
     text = [rng.randrange(333) for _ in range(rng.choice([20, 300]))]
     alone = Target(model, kernels)
     first = rng.randrange(1, 270) if len(text) > 270 else 1
@@ -218,7 +230,7 @@ def _tree(rng: random.Random, coming: Sequence[int]) -> Proposal:
 @given(seed=st.integers(0, 2**32))
 def test_bits_after_a_node_are_those_of_its_path_as_text(name: str, kernels: Library, seed: int) -> None:
     rng = random.Random(seed)
-    model = model_of(BITS[name], torch.bfloat16)
+    model = known(name, torch.bfloat16)
     target, alone = Target(model, kernels), Target(model, kernels)
     text = [rng.randrange(333) for _ in range(rng.choice([3, 250]))]
     parents = [rng.randrange(ROOT, node) if node else ROOT for node in range(9)]
@@ -232,7 +244,7 @@ def test_bits_after_a_node_are_those_of_its_path_as_text(name: str, kernels: Lib
 
 def test_threads_change_no_bit(kernels: Library) -> None:
     """Few queries over long contexts are shared out by chunks; with one thread they are not."""
-    model = model_of(CONFIGS["windows over chunks"], torch.bfloat16)
+    model = known("windows over chunks", torch.bfloat16)
     text = [n % 333 for n in range(800)]
     threads, results = torch.get_num_threads(), []
     try:
@@ -261,6 +273,15 @@ def test_not_a_number_is_not_hidden(kernels: Library) -> None:
         model.get_input_embeddings().weight[7] = float("nan")
     logits, _ = Target(model, kernels).run(Piece([1, 7, 2], Proposal(), 0, range(3), 3))
     assert logits[1:].isnan().all()
+
+
+@pytest.mark.parametrize(
+    "piece", [Piece([333], Proposal(), 0, [0], 1), Piece([1], Proposal(), 0, [PAGES], 1)]
+)
+def test_what_lies_outside_is_refused_before_anything_is_written(piece: Piece, kernels: Library) -> None:
+    target = Target(model_of(CONFIGS["biases"]), kernels)
+    with pytest.raises(IndexError):
+        target.run(Piece([1, 2], Proposal(), 0, [1], 1), piece)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +355,6 @@ def test_a_store_of_another_model_is_no_excuse() -> None:
     """Layers are found by their index, whatever order a store has them in."""
     model = model_of(CONFIGS["biases"])
     shapes = dict(reversed(check_attention(model, "it").items()))
-    assert all(isinstance(shape, KVShape) for shape in shapes.values())
     found = library()
     assert found is not None
     runner = ModelRunner(model, KVStore(shapes, 64, model.dtype, CPU), Compiled(structure_of(model), found))

@@ -22,7 +22,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 _SOURCES = sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h"), Path(__file__)])
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fvisibility=hidden", "-Wno-psabi")
+_FLAGS = ("-O3", "-std=c++20", "-fPIC", "-fopenmp", "-fno-math-errno", "-fvisibility=hidden", "-Wno-psabi")
 
 
 class NoCompilerError(Exception):

@@ -47,6 +47,7 @@ struct Model {
   HeadShape shape;
   int64_t rotary;  // leading elements of a head that are rotated
   const Layer* layer;
+  int64_t slots, vocabulary;
   const void* embedding;
   double embedding_scale;  // none where it is 1
   Norm last;
@@ -66,6 +67,9 @@ struct Batch {
 }
 
 namespace {
+
+constexpr int64_t kWorthThreads = 1 << 22;  // fewer multiplications are done before other threads have begun
+constexpr int kUnit = 32;  // rows of a weight that a thread takes at once: whole lines of memory in results
 
 template <class S>
 class Rows {  // memory that grows
@@ -165,7 +169,12 @@ class Decoder {
 
   explicit Decoder(const Model& model) : model_(model) {}
 
-  void run(const Batch& batch, int threads) {
+  // False, and nothing is done, where a token or a slot is out of range.
+  bool run(const Batch& batch, int threads) {
+    for (int64_t n = 0; n < batch.tokens; ++n) {
+      const int64_t id = batch.ids[n], slot = batch.slots[n];
+      if (id < 0 || id >= model_.vocabulary || slot < 0 || slot >= model_.slots) return false;
+    }
     const HeadShape& shape = model_.shape;
     const int64_t tokens = batch.tokens, hidden = model_.hidden;
     int64_t inner = 0;
@@ -179,6 +188,9 @@ class Decoder {
     a_ = a_rows_.reserve(tokens * shape.heads * shape.value_size);
     m_ = m_rows_.reserve(tokens * inner);
     states_ = states_rows_.reserve(threads * per_thread());
+    staging_size_ = (tokens + 1) * kUnit;
+    staging_ = staging_rows_.reserve(threads * staging_size_);
+    if (work(tokens) < kWorthThreads) threads = 1;
     plan(batch, threads);
     std::unique_ptr<Team> team;
 #pragma omp parallel num_threads(threads)
@@ -187,9 +199,18 @@ class Decoder {
       team = std::make_unique<Team>(omp_get_num_threads());
       pass(batch, *team, omp_get_thread_num());
     }
+    return true;
   }
 
  private:
+  // Multiplications in the layers' weights.
+  int64_t work(int64_t tokens) const {
+    if (!model_.layers) return 0;
+    const Layer& layer = model_.layer[0];
+    const int64_t attention = (layer.q.rows + layer.k.rows + layer.v.rows + layer.o.columns) * model_.hidden;
+    return tokens * model_.layers * (attention + 3 * layer.gate.rows * model_.hidden);
+  }
+
   // What a thread needs to attend: scores, and the values of chunk and of what is merged.
   int64_t per_thread() const { return kQueryRows * (kChunk + 2 * model_.shape.value_size) + kBytes; }
 
@@ -203,13 +224,13 @@ class Decoder {
     for (int i = 0; i < model_.layers; ++i) {
       const Layer& layer = model_.layer[i];
       attend(layer, batch, team, thread);
-      linear(layer.o, a_, layer.o.columns, tokens, t_, team);
+      linear(layer.o, a_, tokens, t_, team, thread);
       team.each(tokens, [&](int64_t n) {
         join(n, layer.after_attention);
         normalise(x_ + n * hidden, hidden, layer.before_mlp, h_ + n * hidden);
       });
-      gated(layer, tokens, team);
-      linear(layer.down, m_, layer.down.columns, tokens, t_, team);
+      gated(layer, tokens, team, thread);
+      linear(layer.down, m_, tokens, t_, team, thread);
       team.each(tokens, [&](int64_t n) {
         join(n, layer.after_mlp);
         if (i + 1 == model_.layers) return last(batch, n);
@@ -217,7 +238,7 @@ class Decoder {
         normalise(x_ + n * hidden, hidden, model_.layer[i + 1].before_attention, h_ + n * hidden);
       });
     }
-    head(batch, team);
+    head(batch, team, thread);
   }
 
   void embed(int64_t id, S* out) const {
@@ -244,18 +265,29 @@ class Decoder {
       std::copy_n(h_ + n * model_.hidden, model_.hidden, to + n * model_.hidden);
   }
 
-  static int64_t blocks(const Linear& linear) { return (linear.rows + kRows - 1) / kRows; }
+  // How many units a linear layer's rows are shared out in.
+  static int64_t units(const Linear& linear) { return (linear.rows + kUnit - 1) / kUnit; }
 
-  static int rows_of(const Linear& linear, int64_t row) { return int(std::min(int64_t(kRows), linear.rows - row)); }
+  // Calls compute(row, rows, to) for each block of a unit's rows, where what it computes of token m belongs at
+  // to + m * stride. Results of several tokens lie together first: written to their places as they come, half
+  // lines of memory would go to and fro between threads.
+  template <class Compute>
+  void unit_of(const Linear& linear, int64_t unit, int64_t tokens, S* out, int thread, Compute compute) const {
+    const int64_t first = unit * kUnit, rows = std::min(int64_t(kUnit), linear.rows - first);
+    S* together = tokens == 1 ? out + first : staging_ + thread * staging_size_;
+    for (int64_t at = 0; at < rows; at += kRows) compute(first + at, int(std::min(int64_t(kRows), rows - at)), together + at);
+    if (tokens == 1) return;
+    for (int64_t m = 0; m < tokens; ++m) std::copy_n(together + m * kUnit, rows, out + m * linear.rows + first);
+  }
 
-  // One block of a linear layer's rows for all tokens.
-  void linear_block(const Linear& linear, int64_t unit, const S* x, int64_t stride, int64_t tokens, S* out) const {
-    const int64_t row = unit * kRows;
-    const int rows = rows_of(linear, row);
-    const S* const w[1] = {static_cast<const S*>(linear.weight) + row * linear.columns};
-    const S* bias = linear.bias ? static_cast<const S*>(linear.bias) + row : nullptr;
-    block<S, 1>(w, rows, linear.columns, x, stride, tokens, [&](int64_t m, const C* const* products) {
-      put(products[0], bias, rows, out + m * linear.rows + row);
+  // One unit of a linear layer's rows for all tokens.
+  void linear_unit(const Linear& linear, int64_t unit, const S* x, int64_t tokens, S* out, int thread) const {
+    unit_of(linear, unit, tokens, out, thread, [&](int64_t row, int rows, S* to) {
+      const S* const w[1] = {static_cast<const S*>(linear.weight) + row * linear.columns};
+      const S* bias = linear.bias ? static_cast<const S*>(linear.bias) + row : nullptr;
+      block<S, 1>(w, rows, linear.columns, x, linear.columns, tokens, [&](int64_t m, const C* const* products) {
+        put(products[0], bias, rows, to + m * kUnit);
+      });
     });
   }
 
@@ -267,15 +299,13 @@ class Decoder {
     }
   }
 
-  void linear(const Linear& linear, const S* x, int64_t stride, int64_t tokens, S* out, Team& team) const {
-    team.each(blocks(linear), [&](int64_t unit) { linear_block(linear, unit, x, stride, tokens, out); });
+  void linear(const Linear& linear, const S* x, int64_t tokens, S* out, Team& team, int thread) const {
+    team.each(units(linear), [&](int64_t unit) { linear_unit(linear, unit, x, tokens, out, thread); });
   }
 
-  void gated(const Layer& layer, int64_t tokens, Team& team) {
+  void gated(const Layer& layer, int64_t tokens, Team& team, int thread) {
     const int64_t columns = layer.gate.columns;
-    team.each(blocks(layer.gate), [&](int64_t unit) {
-      const int64_t row = unit * kRows;
-      const int rows = rows_of(layer.gate, row);
+    const auto compute = [&](int64_t row, int rows, S* to) {
       const S* const w[2] = {static_cast<const S*>(layer.gate.weight) + row * columns,
                              static_cast<const S*>(layer.up.weight) + row * columns};
       const S* gate_bias = layer.gate.bias ? static_cast<const S*>(layer.gate.bias) + row : nullptr;
@@ -286,18 +316,19 @@ class Decoder {
         put(products[1], up_bias, rows, up);
         for (int i = 0; i < kRows; i += E::lanes)
           E::store(gate + i, E::rounded(activated(E::load(gate + i), layer.activation)) * E::load(up + i));
-        std::copy_n(gate, rows, m_ + m * layer.gate.rows + row);
+        std::copy_n(gate, rows, to + m * kUnit);
       });
-    });
+    };
+    team.each(units(layer.gate), [&](int64_t unit) { unit_of(layer.gate, unit, tokens, m_, thread, compute); });
   }
 
   void attend(const Layer& layer, const Batch& batch, Team& team, int thread) {
     const HeadShape& shape = model_.shape;
-    const int64_t tokens = batch.tokens, q = blocks(layer.q), k = blocks(layer.k), v = blocks(layer.v);
+    const int64_t tokens = batch.tokens, q = units(layer.q), k = units(layer.k), v = units(layer.v);
     team.each(q + k + v, [&](int64_t unit) {
-      if (unit < q) linear_block(layer.q, unit, h_, model_.hidden, tokens, q_);
-      else if (unit < q + k) linear_block(layer.k, unit - q, h_, model_.hidden, tokens, k_);
-      else linear_block(layer.v, unit - q - k, h_, model_.hidden, tokens, v_);
+      if (unit < q) linear_unit(layer.q, unit, h_, tokens, q_, thread);
+      else if (unit < q + k) linear_unit(layer.k, unit - q, h_, tokens, k_, thread);
+      else linear_unit(layer.v, unit - q - k, h_, tokens, v_, thread);
     });
     team.each(tokens, [&](int64_t n) {
       for (int64_t head = 0; head < shape.heads; ++head)
@@ -425,31 +456,32 @@ class Decoder {
     for (int64_t i = 0; i < size; ++i) out[i] = E::put(state.values[i] / state.sum);
   }
 
-  void head(const Batch& batch, Team& team) {
+  void head(const Batch& batch, Team& team, int thread) {
     const Linear& head = model_.head;
     const C cap = C(model_.logit_softcap);
     team.each(batch.rows, [&](int64_t n) {
       std::copy_n(h_ + batch.logit_rows[n] * model_.hidden, model_.hidden, t_ + n * model_.hidden);
     });
     S* logits = static_cast<S*>(batch.logits);
-    const int64_t units = batch.rows ? blocks(head) : 0;
-    team.each(units, [&](int64_t unit) {
-      linear_block(head, unit, t_, model_.hidden, batch.rows, logits);
+    team.each(batch.rows ? units(head) : 0, [&](int64_t unit) {
+      linear_unit(head, unit, t_, batch.rows, logits, thread);
       if (cap == 0) return;
-      const int64_t row = unit * kRows;
+      const int64_t first = unit * kUnit, end = std::min(first + kUnit, head.rows);
       for (int64_t m = 0; m < batch.rows; ++m)
-        for (int r = 0; r < rows_of(head, row); ++r) {
-          S& logit = logits[m * head.rows + row + r];
-          const C part = E::get(E::put(E::get(logit) / cap));
-          logit = E::put(E::get(E::put(std::tanh(part))) * cap);
-        }
+        for (int64_t row = first; row < end; ++row) soften(logits[m * head.rows + row], cap);
     });
   }
 
+  static void soften(S& logit, C cap) {
+    const C part = E::get(E::put(E::get(logit) / cap));
+    logit = E::put(E::get(E::put(std::tanh(part))) * cap);
+  }
+
   const Model& model_;
-  Rows<S> x_rows_, h_rows_, t_rows_, q_rows_, k_rows_, v_rows_, a_rows_, m_rows_;
+  Rows<S> x_rows_, h_rows_, t_rows_, q_rows_, k_rows_, v_rows_, a_rows_, m_rows_, staging_rows_;
   Rows<C> states_rows_, parts_rows_;
-  S *x_, *h_, *t_, *q_, *k_, *v_, *a_, *m_;
+  S *x_, *h_, *t_, *q_, *k_, *v_, *a_, *m_, *staging_;
+  int64_t staging_size_;
   C *states_, *parts_values_;
   std::vector<Unit> groups_, split_;
   std::vector<Part> parts_;
@@ -457,13 +489,13 @@ class Decoder {
 
 struct Any {
   virtual ~Any() = default;
-  virtual void run(const Batch& batch, int threads) = 0;
+  virtual bool run(const Batch& batch, int threads) = 0;
 };
 
 template <class S>
 struct Of final : Any {
   explicit Of(const Model& model) : decoder(model) {}
-  void run(const Batch& batch, int threads) override { decoder.run(batch, threads); }
+  bool run(const Batch& batch, int threads) override { return decoder.run(batch, threads); }
   Decoder<S> decoder;
 };
 
@@ -483,11 +515,10 @@ OUTRIDER_EXPORT void* outrider_decoder(const Model* model) {
   }
 }
 
-// One pass. Returns 0, or 1 where there is no memory for it.
+// One pass. Returns 0; 1 where there is no memory for it; 2 where a token or a slot is none.
 OUTRIDER_EXPORT int outrider_run(void* decoder, const Batch* batch, int threads) {
   try {
-    static_cast<Any*>(decoder)->run(*batch, threads);
-    return 0;
+    return static_cast<Any*>(decoder)->run(*batch, threads) ? 0 : 2;
   } catch (const std::bad_alloc&) {
     return 1;
   }

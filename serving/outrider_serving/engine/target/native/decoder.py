@@ -54,7 +54,7 @@ class NativeDecoder:
         self._vocabulary = structure.head.weight.shape[0]
         self._layers = _layers(structure, store)
         self._tables = tuple(_Table(rotation) for rotation in structure.rotations)
-        self._model = _model(structure, self._layers, 2 * self._tables[0].upto(0)[0].shape[1])
+        self._model = _model(structure, self._layers, store, 2 * self._tables[0].upto(0)[0].shape[1])
         self._handle = library.decoder(self._model)
 
     def __del__(self) -> None:
@@ -66,6 +66,7 @@ class NativeDecoder:
 
         Raises:
             MemoryError, RuntimeError: there is not enough memory.
+            IndexError: a token or a slot is none; nothing was written.
         """
         tokens = len(batch.ids)
         logits = torch.empty((len(batch.logits), self._vocabulary), dtype=self._dtype)
@@ -149,7 +150,9 @@ def _address(array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _model(structure: Structure, layers: ctypes.Array[structs.Layer], rotary: int) -> structs.Model:
+def _model(
+    structure: Structure, layers: ctypes.Array[structs.Layer], store: KVStore, rotary: int
+) -> structs.Model:
     heads = structs.HeadShape(structure.heads, structure.key_heads, structure.head_size, structure.head_size)
     return structs.Model(
         type=_TYPES[structure.embedding.dtype],
@@ -158,6 +161,8 @@ def _model(structure: Structure, layers: ctypes.Array[structs.Layer], rotary: in
         shape=heads,
         rotary=rotary,
         layer=layers,
+        slots=len(store.layer(0)[0]),
+        vocabulary=len(structure.embedding),
         embedding=structure.embedding.data_ptr(),
         embedding_scale=structure.embedding_scale,
         last=_norm(structure.last, structure.norms),

@@ -49,9 +49,13 @@ class Library:
 
         Raises:
             MemoryError: there is not enough for what it needs beside its results.
+            IndexError: a token is not in the vocabulary, or a slot not in the store; nothing was written.
         """
-        if self._functions.outrider_run(decoder, ctypes.byref(batch), threads):
-            raise MemoryError("no memory for the pass")
+        match self._functions.outrider_run(decoder, ctypes.byref(batch), threads):
+            case 1:
+                raise MemoryError("no memory for the pass")
+            case 2:
+                raise IndexError("a token or a slot is out of range")
 
     def close(self, decoder: int) -> None:
         """Give a decoder's memory back."""

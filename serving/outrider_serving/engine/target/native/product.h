@@ -10,10 +10,13 @@
 
 namespace outrider {
 
-constexpr int kRows = 16;  // rows of w in a block
+constexpr int kRows = 16;   // rows of w in a block
+constexpr int kAhead = 32;  // rows between what is computed with and what is fetched
+constexpr int kFew = 48;    // up to so many rows of x, the weights' way from memory is what takes the time
 
-// out[m * R + r]: the dot products of R rows with M columns, both of k elements.
-template <class S, int R, int M, class Row, class Column>
+// out[m * R + r]: the dot products of R rows with M columns, both of k elements. With `fetch`, what lies kAhead
+// rows further on is brought nearer meanwhile: while it computes, the processor does not do that by itself.
+template <class S, int R, int M, bool fetch = false, class Row, class Column>
 inline void tile(Row row, Column column, int64_t k, typename Element<S>::C* out) {
   using E = Element<S>;
   typename E::V sum[M * R] = {};
@@ -21,7 +24,10 @@ inline void tile(Row row, Column column, int64_t k, typename Element<S>::C* out)
   for (int64_t at = 0; at < whole; at += E::step) {
     typename E::W w[R];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) w[r] = E::operand(row(r) + at);
+    for (int r = 0; r < R; ++r) {
+      w[r] = E::operand(row(r) + at);
+      if (fetch) __builtin_prefetch(row(r) + at + kAhead * k);
+    }
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
       const typename E::W x = E::operand(column(m) + at);
@@ -58,24 +64,35 @@ inline void tile(Row row, Column column, int64_t k, typename Element<S>::C* out)
 }
 
 // out[m * kRows + r]: kRows rows of w, which lie one after another, with M rows of x.
-template <class S, int M>
+template <class S, int M, bool fetch>
 inline void rows16(const S* w, int64_t k, const S* x, int64_t x_stride, typename Element<S>::C* out) {
-  constexpr int R = M == 1 ? 16 : M == 2 ? 8 : 4;
+  constexpr int R = 4;
   typename Element<S>::C part[R * M];
   for (int r = 0; r < kRows; r += R) {
-    tile<S, R, M>([=](int i) { return w + (r + i) * k; }, [=](int i) { return x + i * x_stride; }, k, part);
+    tile<S, R, M, fetch>([=](int i) { return w + (r + i) * k; }, [=](int i) { return x + i * x_stride; }, k, part);
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m) std::memcpy(out + m * kRows + r, part + m * R, R * sizeof *part);
   }
 }
 
 // The products of M rows of x with a block of at most kRows rows of w; see rows16.
-template <class S, int M>
+template <class S, int M, bool fetch>
 inline void some_rows(const S* w, int rows, int64_t k, const S* x, int64_t x_stride, typename Element<S>::C* out) {
-  if (rows == kRows) return rows16<S, M>(w, k, x, x_stride, out);
+  if (rows == kRows) return rows16<S, M, fetch>(w, k, x, x_stride, out);
   for (int m = 0; m < M; ++m)
     for (int r = 0; r < rows; ++r)
       tile<S, 1, 1>([=](int) { return w + r * k; }, [=](int) { return x + m * x_stride; }, k, out + m * kRows + r);
+}
+
+template <class S, bool fetch>
+inline void few_rows(const S* w, int rows, int64_t k, const S* x, int64_t x_stride, int count,
+                     typename Element<S>::C* out) {
+  switch (count) {
+    case 1: return some_rows<S, 1, fetch>(w, rows, k, x, x_stride, out);
+    case 2: return some_rows<S, 2, fetch>(w, rows, k, x, x_stride, out);
+    case 3: return some_rows<S, 3, fetch>(w, rows, k, x, x_stride, out);
+    default: return some_rows<S, 4, fetch>(w, rows, k, x, x_stride, out);
+  }
 }
 
 // The products of the same block of N matrices with all `count` rows of x: calls done(m, out), where out[n] are
@@ -88,12 +105,8 @@ inline void block(const S* const (&w)[N], int rows, int64_t k, const S* x, int64
     const int now = count - m < 4 ? int(count - m) : 4;
     const S* from = x + m * x_stride;
     for (int n = 0; n < N; ++n) {
-      switch (now) {
-        case 1: some_rows<S, 1>(w[n], rows, k, from, x_stride, out[n]); break;
-        case 2: some_rows<S, 2>(w[n], rows, k, from, x_stride, out[n]); break;
-        case 3: some_rows<S, 3>(w[n], rows, k, from, x_stride, out[n]); break;
-        default: some_rows<S, 4>(w[n], rows, k, from, x_stride, out[n]);
-      }
+      if (count <= kFew) few_rows<S, true>(w[n], rows, k, from, x_stride, now, out[n]);
+      else few_rows<S, false>(w[n], rows, k, from, x_stride, now, out[n]);
     }
     for (int i = 0; i < now; ++i) {
       const C* products[N];

@@ -77,6 +77,8 @@ class Model(Structure):
         ("shape", HeadShape),
         ("rotary", c_int64),
         ("layer", POINTER(Layer)),
+        ("slots", c_int64),
+        ("vocabulary", c_int64),
         ("embedding", c_void_p),
         ("embedding_scale", c_double),
         ("last", Norm),
