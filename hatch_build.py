@@ -11,7 +11,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_NATIVE = Path("serving/outrider_serving/engine/target/native")
+_NATIVE = Path("serving/outrider_serving/native")
 
 
 class CustomBuildHook(BuildHookInterface):

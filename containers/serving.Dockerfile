@@ -10,7 +10,7 @@ COPY locks/serving.txt locks/serving.txt
 RUN python3 -m venv /opt/outrider/environment \
  && /opt/outrider/environment/bin/pip install --no-cache-dir --no-deps --require-hashes -r locks/serving.txt
 COPY serving/outrider_serving /opt/outrider/app/outrider_serving
-RUN PYTHONPATH=/opt/outrider/app PYTHONDONTWRITEBYTECODE=1 python3 -m outrider_serving.engine.target.native.build
+RUN PYTHONPATH=/opt/outrider/app PYTHONDONTWRITEBYTECODE=1 python3 -m outrider_serving.native.build
 
 FROM nvidia/cuda:13.0.1-base-ubuntu24.04
 RUN apt-get update \

@@ -16,7 +16,7 @@ from outrider_local.shell import find, output, succeeds
 UV = "uv==0.13.9"
 LOCK = Path("locks/dev.txt")
 #: Sources that installing the project compiles.
-KERNELS = Path("serving/outrider_serving/engine/target/native")
+KERNELS = Path("serving/outrider_serving/native")
 COMPILER = "g++"
 _STAMP = ".outrider-stamp"
 

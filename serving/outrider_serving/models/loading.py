@@ -22,7 +22,6 @@ from transformers import (
 from outrider_serving.engine.target.attention import IMPLEMENTATION
 from outrider_serving.engine.target.kv import KVShape
 from outrider_serving.engine.target.native.decoder import Compiled
-from outrider_serving.engine.target.native.library import library
 from outrider_serving.engine.target.native.structure import NotRecognisedError, structure_of
 from outrider_serving.models.capability import check_attention, check_config
 from outrider_serving.models.checkpoint import load_checkpoint
@@ -33,6 +32,7 @@ from outrider_serving.models.gguf import load_gguf
 from outrider_serving.models.placement import use_huge_pages
 from outrider_serving.models.selection import CONFIG
 from outrider_serving.models.source import Source, parse_source
+from outrider_serving.native.library import library
 
 logger = logging.getLogger(__name__)
 

@@ -29,15 +29,15 @@ from transformers import (
 from outrider_serving.engine.target.attention import IMPLEMENTATION
 from outrider_serving.engine.target.batch import Piece, pack
 from outrider_serving.engine.target.kv import KVShape, KVStore
-from outrider_serving.engine.target.native import build
-from outrider_serving.engine.target.native import library as libraries
 from outrider_serving.engine.target.native.decoder import Compiled
-from outrider_serving.engine.target.native.library import Library, library, usable
 from outrider_serving.engine.target.native.structure import NotRecognisedError, Structure, structure_of
 from outrider_serving.engine.target.runner import ModelRunner
 from outrider_serving.models import loading
 from outrider_serving.models.capability import check_attention
 from outrider_serving.models.loading import LoadedModel, load_model
+from outrider_serving.native import build
+from outrider_serving.native import library as libraries
+from outrider_serving.native.library import Library, library, usable
 from outrider_serving.sampling.proposal import ROOT, Proposal
 from serving.tiny import make_tiny_model
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from outrider_serving.engine.target.batch import Batch, Segment
 from outrider_serving.engine.target.kv import KVStore
-from outrider_serving.engine.target.native import structs
-from outrider_serving.engine.target.native.library import Library
 from outrider_serving.engine.target.native.structure import (
     LayerPart,
     LinearPart,
@@ -24,6 +22,8 @@ from outrider_serving.engine.target.native.structure import (
     Structure,
     activation_number,
 )
+from outrider_serving.native import structs
+from outrider_serving.native.library import Library
 
 _TYPES = {torch.bfloat16: structs.BFLOAT16, torch.float32: structs.FLOAT32, torch.float64: structs.FLOAT64}
 _FIRST_POSITIONS = 1024

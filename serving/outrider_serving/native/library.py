@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from outrider_serving.engine.target.native.build import Variant, variants
-from outrider_serving.engine.target.native.structs import Batch, Model
+from outrider_serving.native.build import Variant, variants
+from outrider_serving.native.structs import Batch, Model
 
 logger = logging.getLogger(__name__)
 
 
 class Library:
-    """The functions of decoder.cpp.
+    """The compiled functions.
 
     Attributes:
         name: which kind of CPU it was compiled for.

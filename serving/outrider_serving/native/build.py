@@ -1,6 +1,6 @@
-"""Compiles decoder.cpp beside itself, once for each kind of CPU. Uses the standard library only.
+"""Compiles the sources beside it, once for each kind of CPU. Uses the standard library only.
 
-    python -m outrider_serving.engine.target.native.build
+    python -m outrider_serving.native.build
 
 The package's build runs it, and so does an installation for development. OpenMP is torch's own: the libraries
 are not linked with one, and find what torch has loaded, so that there is one set of threads.
@@ -15,13 +15,15 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-_SOURCES = sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h"), Path(__file__)])
+_UNITS = sorted(HERE.glob("*.cpp"))
+_SOURCES = sorted([*_UNITS, *HERE.glob("*.h"), Path(__file__)])
 _FLAGS = ("-O3", "-std=c++20", "-fPIC", "-fopenmp", "-fno-math-errno", "-fvisibility=hidden", "-Wno-psabi")
 
 
@@ -113,17 +115,14 @@ def _current(variant: Variant, flags: Iterable[str]) -> bool:
 
 
 def _compile(variant: Variant, compiler: list[str], flags: Iterable[str]) -> None:
-    part = variant.path.with_suffix(f".{os.getpid()}")
-    try:
-        command = [*compiler, *flags, *variant.flags, "-c", str(HERE / "decoder.cpp"), "-o", f"{part}.o"]
-        subprocess.run(command, check=True)
+    with tempfile.TemporaryDirectory(dir=HERE, prefix=".build-") as folder:
+        objects = [f"{folder}/{unit.stem}.o" for unit in _UNITS]
+        for unit, made in zip(_UNITS, objects, strict=True):
+            subprocess.run([*compiler, *flags, *variant.flags, "-c", str(unit), "-o", made], check=True)
         # Without -fopenmp, which would link a second OpenMP.
-        subprocess.run([*compiler, "-shared", f"{part}.o", "-o", f"{part}.so"], check=True)
-        Path(f"{part}.so").replace(variant.path)
-        _stamp(variant).write_text(_digest(variant, flags))
-    finally:
-        for suffix in (".o", ".so"):
-            Path(f"{part}{suffix}").unlink(missing_ok=True)
+        subprocess.run([*compiler, "-shared", *objects, "-o", f"{folder}/kernels.so"], check=True)
+        Path(f"{folder}/kernels.so").replace(variant.path)
+    _stamp(variant).write_text(_digest(variant, flags))
 
 
 def main() -> int:
