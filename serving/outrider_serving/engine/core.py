@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from outrider_serving.depth import DepthRule, MeasuredDepth
 from outrider_serving.engine.active import Active
 from outrider_serving.engine.grammars import Grammars
 from outrider_serving.engine.records import PageCounts, StepOutput
@@ -14,6 +15,7 @@ from outrider_serving.engine.schedule.scheduler import EngineLimits, Scheduler
 from outrider_serving.engine.schedule.sequence import end_tokens
 from outrider_serving.engine.speculation import Speculation
 from outrider_serving.engine.step import Stepper
+from outrider_serving.engine.target.cuda.runner import cuda_runner
 from outrider_serving.engine.target.kv import KVStore
 from outrider_serving.engine.target.memory import Reserve
 from outrider_serving.engine.target.runner import ModelRunner
@@ -51,6 +53,7 @@ class EngineCore:
         proposer_bytes: int = 0,
         build: Build = build_proposer,
         draws: Draws = lambda _: (GeneratorRandomness(), GeneratorRandomness()),
+        depths: DepthRule | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take the memory of the pages.
@@ -62,6 +65,7 @@ class EngineCore:
             proposer_bytes: reserve of memory for proposers.
             build: makes a proposer from its settings; None from the method that proposes nothing.
             draws: see `Draws`.
+            depths: how deep to propose; by default what is measured decides.
             clock: what deadlines are measured by, in seconds.
         """
         self._loaded = loaded
@@ -77,10 +81,13 @@ class EngineCore:
             Grant(model, loaded.vocab_size, self._scheduler.pool, self._reserve),
             vocab_size=loaded.vocab_size,
             build=build,
+            depths=depths or MeasuredDepth(),
             clock=clock,
         )
         store = KVStore(loaded.kv_shapes, slots, model.dtype, model.device)
-        runner = ModelRunner(model, store, loaded.compiled)
+        runner = cuda_runner(model, store, loaded.kv_shapes, limits, loaded.context_length) or ModelRunner(
+            model, store, loaded.compiled
+        )
         self._stepper = Stepper(self._scheduler, self._speculation, runner, model.device, clock)
 
     @property

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
+from outrider_serving import depth
+from outrider_serving.depth import DepthRule, Outcome
 from outrider_serving.engine.residence import Build, Grant, Residence
 from outrider_serving.engine.schedule.sequence import Sequence as Running
 from outrider_serving.engine.target.memory import ProposerMemoryError
@@ -61,6 +63,7 @@ class Speculation:
         *,
         vocab_size: int,
         build: Build = build_proposer,
+        depths: DepthRule,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without any proposer.
@@ -69,6 +72,7 @@ class Speculation:
             grant: gives proposers their memory and surroundings.
             vocab_size: proposed tokens are below it.
             build: makes a proposer from its settings; None from the method that proposes nothing.
+            depths: how deep to propose, within what settings and requests allow.
             clock: of the pauses after failures, in seconds.
         """
         self.failures = 0
@@ -77,6 +81,8 @@ class Speculation:
         self._vocab_size = vocab_size
         self._build = build
         self._clock = clock
+        self._depths = depths
+        self._chosen: dict[str, int] = {}
         self._settings: PodSettings | None = None
         self._residences: dict[str, Residence] = {}
 
@@ -120,13 +126,43 @@ class Speculation:
         for residence in list(self._residences.values()):
             self._guarded(residence, "loading", partial(residence.advance, running))
 
+    def choose_depths(self, running: Sequence[Running], arm: ProposerSettings) -> None:
+        """Decide how deep the requests that have begun may propose in the coming step."""
+        self._chosen.clear()
+        rows = [row for sequence in running if (row := self._row_of(sequence, arm)) is not None]
+        self._chosen.update(self._depths.choose(rows, len(running)))
+
+    def took(self, tokens: int, seconds: float, outcomes: Iterable[Outcome]) -> None:
+        """Let the next decisions on depth know of a step; see `DepthRule.observe`."""
+        self._depths.observe(tokens, seconds, outcomes)
+
+    def outcome(self, sequence: Running, proposal: Proposal, accepted: int, arm: ProposerSettings) -> Outcome:
+        """What became of a proposal of which so many tokens were kept."""
+        kind = self._residence_of(sequence, arm).name
+        return Outcome(sequence.request.id, kind, proposal.depth, accepted)
+
     def nodes_wanted(self, sequence: Running, arm: ProposerSettings) -> int:
         """How many proposed tokens a request can use in this step, in which it may begin; 0 for none."""
+        shortest, longest = self._span(sequence, arm)
+        return longest * self._residence_of(sequence, arm).needs.width if longest >= shortest else 0
+
+    def _span(self, sequence: Running, arm: ProposerSettings) -> tuple[int, int]:
+        """The shortest proposal worth verifying now, and the longest."""
+        row = self._row_of(sequence, arm)
+        if row is None:
+            return 1, 0
+        if row.request_id not in self._chosen:  # it begins with this step
+            self._chosen.update(self._depths.choose([row], len(self._chosen) + 1))
+        shortest, longest = _allowed(sequence, arm)
+        return shortest, min(longest, self._chosen[row.request_id])
+
+    def _row_of(self, sequence: Running, arm: ProposerSettings) -> depth.Row | None:
+        """A request as the rule for depth knows it; None where it cannot propose."""
         residence = self._residence_of(sequence, arm)
         if residence.proposer is None or residence.sits_out(sequence.request.id):
-            return 0
-        shortest, longest = _depths(sequence, arm)
-        return longest * residence.needs.width if longest >= shortest else 0
+            return None
+        shortest, longest = _allowed(sequence, arm)
+        return depth.Row(sequence.request.id, residence.name, longest) if longest >= shortest else None
 
     def required_marks(self, sequence: Running, arm: ProposerSettings) -> frozenset[str]:
         """What pages must hold beside the target's keys and values to be of use to a request."""
@@ -143,7 +179,7 @@ class Speculation:
         """
         rows: dict[str, list[Row]] = {}
         for one in asking:
-            shortest, longest = _depths(one.sequence, arm)
+            shortest, longest = self._span(one.sequence, arm)
             longest = min(longest, one.nodes)
             residence = self._residence_of(one.sequence, arm)
             if longest >= shortest and residence.knows(one.sequence.request.id):
@@ -166,6 +202,7 @@ class Speculation:
     def forget(self, request_ids: Iterable[str]) -> None:
         """Tell every loaded proposer that requests have ended."""
         ended = tuple(request_ids)
+        self._depths.forget(ended)
         for residence in self._loaded():
             self._guarded(residence, "forgetting", partial(residence.forget, ended))
 
@@ -251,7 +288,7 @@ def _name(arm: ProposerSettings, method: Method) -> str:
     return settings.model_dump_json(exclude={"min_depth", "max_depth"})
 
 
-def _depths(sequence: Running, arm: ProposerSettings) -> tuple[int, int]:
+def _allowed(sequence: Running, arm: ProposerSettings) -> tuple[int, int]:
     """The shortest proposal worth verifying, and the longest of use: the target adds one token after it.
 
     A request's own depth replaces the arm's, be it less or more. Where it is less than the arm's least, it

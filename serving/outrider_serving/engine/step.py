@@ -16,7 +16,7 @@ from outrider_serving.engine.records import RowRecord, StepOutput, StepRecord
 from outrider_serving.engine.schedule.scheduler import Plan, Scheduler, Work
 from outrider_serving.engine.speculation import Asking, Speculation
 from outrider_serving.engine.target.batch import Piece, pack, slots_of
-from outrider_serving.engine.target.runner import ModelRunner, Pass, joined
+from outrider_serving.engine.target.runner import Pass, Runner, joined
 from outrider_serving.engine.telling import deltas_of
 from outrider_serving.engine.types import Delta, EngineError
 from outrider_serving.proposers.base import Advanced, Preempted
@@ -50,7 +50,7 @@ class Stepper:
         self,
         scheduler: Scheduler,
         speculation: Speculation,
-        runner: ModelRunner,
+        runner: Runner,
         device: torch.device,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -102,6 +102,7 @@ class Stepper:
             proposer_failures=failures - self._failures_recorded,
             preemptions=len(plan.preempted),
         )
+        self._measure(turns, record, settings)
         cancelled = tuple(sequence.request.id for sequence, error in plan.ended if error is None)
         failed = _failures(plan, turns)
         if not turns:
@@ -114,10 +115,22 @@ class Stepper:
         every = (one.sequence for one in active.values())
         self._speculation.prepare(settings, self._scheduler.sequences, every)
 
+    def _measure(self, turns: Sequence[Turn], record: StepRecord, settings: PodSettings) -> None:
+        """Tell the rule for depth of a step, unless texts were read or something failed in it."""
+        if turns and all(turn.verifies and turn.tokens == 1 and turn.error is None for turn in turns):
+            outcomes = [
+                self._speculation.outcome(turn.sequence, turn.proposal, len(turn.kept), settings.proposer)
+                for turn in turns
+                if len(turn.proposal)
+            ]
+            tokens = sum(turn.tokens + len(turn.proposal) for turn in turns)
+            self._speculation.took(tokens, record.busy_seconds, outcomes)
+
     def _plan(self, settings: PodSettings, active: Mapping[str, Active]) -> Plan:
         """Who takes part, and with how much; proposers are told who begins, waits again or is gone."""
         self.prepare(settings, active)
         arm = settings.proposer
+        self._speculation.choose_depths(self._scheduler.sequences, arm)
         plan = self._scheduler.plan(
             self._clock(),
             lambda sequence: self._speculation.nodes_wanted(sequence, arm),
@@ -152,7 +165,7 @@ class Stepper:
 
     def _pass(self, turns: Sequence[Turn]) -> Pass:
         pieces = [Piece(t.pending, t.proposal, t.context, t.sequence.pages, t.asks_logits) for t in turns]
-        batch = pack(pieces, self._page_size, self._device)
+        batch = pack(pieces, self._page_size, self._runner.batches_on)
         for turn, segment in zip(turns, batch.segments, strict=True):
             turn.first, turn.root = segment.first, segment.logits + turn.asks_logits - 1
         return self._runner.run(batch, sorted(self._speculation.hidden_layers))
@@ -162,13 +175,16 @@ class Stepper:
         tokens = rows = 0
         for turn in turns:
             turn.proposal = Proposal()  # which may be what there was no memory for
-            alone = tried([turn], partial(self._pass, [turn]))
+            alone = tried([turn], partial(self._alone, turn))
             if alone is not None:
                 turn.first, turn.root = turn.first + tokens, turn.root + rows
                 tokens += turn.tokens
                 rows += len(alone.logits)
                 passes.append(alone)
         return tried(turns, lambda: joined(passes)) if passes else None
+
+    def _alone(self, turn: Turn) -> Pass:
+        return self._pass([turn]).copy()  # the next one's pass may overwrite it
 
     def _verify(self, turns: Sequence[Turn], ran: Pass) -> None:
         """Which proposed tokens are kept, and the target's own token."""

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 
+from outrider_serving.depth import FullDepth
 from outrider_serving.engine.core import EngineCore
 from outrider_serving.engine.records import StepRecord
 from outrider_serving.engine.residence import Build
@@ -166,6 +167,7 @@ def bench(
         max_waiting=max_waiting,
         step_tokens=step_tokens,
     )
+    how.setdefault("depths", FullDepth())  # what is proposed must not depend on how long things take
     return Bench(EngineCore(loaded, settings, limits, **how))
 
 

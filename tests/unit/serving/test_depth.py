@@ -1,0 +1,174 @@
+"""How deep to propose: by measured times and acceptance, tried again within a budget."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider_serving.depth import PROBES, MeasuredDepth, Outcome, Row, StepTimes
+
+KIND = "ngram"
+
+
+class World:
+    """Steps of a given time, and rows whose proposed tokens are each accepted with a given chance."""
+
+    def __init__(self, seconds: Callable[[int], float], chances: list[float], longest: int = 8) -> None:
+        self.rule = MeasuredDepth()
+        self.seconds = seconds
+        self.chances = chances
+        self.rows = [Row(str(n), KIND, longest) for n in range(len(chances))]
+        self.rng = random.Random(1)
+        self.time = 0.0
+        self.committed = 0
+
+    def step(self) -> dict[str, int]:
+        depths = dict(self.rule.choose(self.rows, len(self.rows)))
+        outcomes = []
+        for row, chance in zip(self.rows, self.chances, strict=True):
+            accepted = 0
+            while accepted < depths[row.request_id] and self.rng.random() < chance:
+                accepted += 1
+            self.committed += accepted + 1
+            if depths[row.request_id]:
+                outcomes.append(Outcome(row.request_id, KIND, depths[row.request_id], accepted))
+        tokens = len(self.rows) + sum(depths.values())
+        took = self.seconds(tokens)
+        self.time += took
+        self.rule.observe(tokens, took, outcomes)
+        return depths
+
+    def rate(self, steps: int) -> float:
+        """Committed tokens a second over the next steps."""
+        committed, time = self.committed, self.time
+        for _ in range(steps):
+            self.step()
+        return (self.committed - committed) / (self.time - time)
+
+
+def flat(_: int) -> float:
+    return 0.014
+
+
+def memory_bound(tokens: int) -> float:
+    """As measured on two cores: what it takes to read the weights, until there is more to compute."""
+    return max(0.014, 0.004 + 0.001 * tokens)
+
+
+def dear(tokens: int) -> float:
+    return 0.001 * tokens
+
+
+def best(world: World) -> float:
+    """The best rate that one depth for all rows gives in expectation."""
+    rates = []
+    for depth in range(9):
+        tokens = len(world.rows) * (1 + depth)
+        commits = sum(sum(chance**k for k in range(depth + 1)) for chance in world.chances)
+        rates.append(commits / world.seconds(tokens))
+    return max(rates)
+
+
+@pytest.mark.parametrize(("chance", "rows"), product([0.05, 0.4, 0.8, 0.97], [1, 8, 32]))
+@pytest.mark.parametrize("seconds", [flat, memory_bound, dear])
+def test_it_comes_near_the_best_depth(chance: float, rows: int, seconds: Callable[[int], float]) -> None:
+    world = World(seconds, [chance] * rows)
+    world.rate(100)
+    assert world.rate(600) > 0.93 * best(world)
+
+
+@pytest.mark.parametrize("seconds", [flat, memory_bound, dear])
+def test_it_is_never_much_slower_than_no_proposals(seconds: Callable[[int], float]) -> None:
+    """From the first step on, with nothing accepted."""
+    world = World(seconds, [0.0] * 32)
+    assert world.rate(1000) > 0.97 * 32 / seconds(32)
+
+
+def test_rows_get_what_they_are_worth() -> None:
+    world = World(memory_bound, [0.05] * 15 + [0.97])
+    world.rate(200)
+    depths = world.step()
+    assert depths["15"] >= 4  # 0.97 ** 5 is what a token of any row is worth in that time
+    assert sum(depths.values()) - depths["15"] <= 2
+
+
+def test_a_row_that_becomes_worth_it_is_found() -> None:
+    world = World(memory_bound, [0.0] * 16)
+    world.rate(300)
+    world.chances = [0.98] * 16
+    world.rate(1500)
+    assert world.rate(300) > 0.85 * best(world)
+
+
+def test_tries_stay_within_their_budget() -> None:
+    """Beyond the marginal cost of what pays: in a dear world nothing pays at such a chance."""
+    world = World(dear, [0.01] * 16)
+    world.rate(300)
+    extra = steps = 0.0
+    for _ in range(2000):
+        extra += dear(16 + sum(world.step().values())) - dear(16)
+        steps += dear(16)
+    assert 0 < extra < 1.5 * PROBES * steps
+
+
+def test_a_single_slow_step_does_not_decide() -> None:
+    world = World(memory_bound, [0.8])
+    world.rate(200)
+    before = world.step()["0"]
+    tokens = 1 + before
+    world.rule.observe(tokens, 2.0, [])
+    assert world.step()["0"] >= before - 2
+
+
+def test_steps_grow_by_doubling() -> None:
+    """So that the first proposals of a busy engine are not all made at once."""
+    world = World(memory_bound, [0.9] * 32)
+    largest = 32
+    for _ in range(20):
+        tokens = 32 + sum(world.step().values())
+        assert tokens <= 2 * largest
+        largest = max(largest, tokens)
+
+
+def test_nothing_is_kept_of_requests_that_have_ended() -> None:
+    world = World(flat, [0.5] * 4)
+    world.rate(10)
+    world.rule.forget([row.request_id for row in world.rows])
+    assert world.rule._rows == {}
+
+
+def test_depths_are_within_what_rows_can_use() -> None:
+    rule = MeasuredDepth()
+    rows = [Row("a", KIND, 0), Row("b", KIND, 3)]
+    for size in (2, 40):
+        rule.observe(size, 0.01, [])
+    assert rule.choose(rows, 2) == {"a": 0, "b": 3}
+    assert rule.choose([], 0) == {}
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(1, 300), st.floats(1e-4, 1.0)), min_size=1, max_size=60),
+    sizes=st.lists(st.integers(1, 500), min_size=2, max_size=20),
+)
+def test_more_tokens_never_take_less(steps: list[tuple[int, float]], sizes: list[int]) -> None:
+    times = StepTimes()
+    for tokens, seconds in steps:
+        times.observe(tokens, seconds)
+    found = times.of(np.array(sorted(sizes), dtype=np.float64))
+    assert all(math.isfinite(one) and one > 0 for one in found)
+    assert (np.diff(found) >= -1e-12).all()
+
+
+def test_times_are_forgotten_when_they_are_old() -> None:
+    times = StepTimes()
+    times.observe(8, 9.0)
+    for _ in range(500):
+        times.observe(1, 0.01)
+    assert times.of(np.array([8.0]))[0] == pytest.approx(0.01)
