@@ -15,6 +15,7 @@ from outrider_operator.observation import (
     Object,
     Observation,
     available_replicas,
+    existing_replicas,
     has_ended,
     has_taken_over,
     is_complete,
@@ -50,6 +51,9 @@ class Finding:
     message: str
 
 
+_SCALED_TO_ZERO: Final = Finding(False, "ScaledToZero", "replicas is 0")
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """The observation with what several conditions need worked out once."""
@@ -75,6 +79,11 @@ class View:
     def earlier(self) -> tuple[Object, ...]:
         """Deployments of other pod hashes."""
         return tuple(found for found in self.deployments if found is not self.current)
+
+    @property
+    def existing(self) -> int:
+        """Pods that are there and not on their way out, of any pod hash."""
+        return sum(existing_replicas(deployment) for deployment in self.deployments)
 
     @property
     def serving(self) -> int:
@@ -217,7 +226,7 @@ def _available(view: View) -> Finding:
     if view.serving:
         return Finding(True, "Serving", f"{_pods(view.serving)} available")
     if view.plan.spec is not None and view.wanted == 0:
-        return Finding(False, "ScaledToZero", "replicas is 0")
+        return _SCALED_TO_ZERO
     return Finding(False, "NoPods", "no pod is available")
 
 
@@ -237,14 +246,22 @@ def _progressing(view: View) -> Finding:
     if plan.actions:
         titles = ", ".join(action.title for action in plan.actions)
         return Finding(True, "Reconciling", f"brought up to date: {titles}")
+    if view.wanted == 0:
+        return _stopping(view)
     if view.current is None or not has_taken_over(view.current, view.wanted):
         return _takeover(view)
     if view.earlier:
         ending = Finding(True, "OldPodsEnding", "pods of an earlier spec are being removed")
         return _blocked(view) or ending
-    if view.wanted == 0:
-        return Finding(False, "ScaledToZero", "replicas is 0")
     return _settings_progress(view)
+
+
+def _stopping(view: View) -> Finding:
+    """How far the pods are on their way out where none are wanted."""
+    observed = view.current is not None and is_complete(view.current)
+    if observed and not view.existing and not view.earlier:
+        return _SCALED_TO_ZERO
+    return _blocked(view) or Finding(True, "ScalingToZero", f"replicas is 0; {_pods(view.existing)} left")
 
 
 def _takeover(view: View) -> Finding:
@@ -296,10 +313,12 @@ def _ready(view: View, available: Finding, progressing: Finding) -> Finding:
         return Finding(False, *_failed(view.errors))
     if view.plan.deleting:
         return Finding(False, *_deleting(view.plan.deleting))
-    if view.trouble is not None and view.wanted:
+    if view.wanted == 0:  # from the moment on that none are wanted, whatever is still there
+        return _SCALED_TO_ZERO
+    if view.trouble is not None:
         return Finding(False, view.trouble.reason, view.trouble.message)
     if not available.holds:
-        cause = progressing if progressing.holds and view.wanted else available
+        cause = progressing if progressing.holds else available
         return Finding(False, cause.reason, cause.message)
     if progressing.holds:
         return Finding(False, progressing.reason, progressing.message)

@@ -9,7 +9,6 @@ from pydantic import Field, StringConstraints, model_validator
 from outrider_operator.podspec import (
     ENV_VALUES_BOUND,
     MAX_ENV_VALUES,
-    REQUEST_WITHIN_LIMIT,
     RESERVED_MOUNT_PATTERN,
     RESERVED_MOUNTS,
     EnvVar,
@@ -18,13 +17,13 @@ from outrider_operator.podspec import (
     ObjectName,
     PullPolicy,
     Quantity,
-    Resources,
     Toleration,
     Volume,
     amount,
     cel,
     keyed,
 )
+from outrider_operator.resources import REQUEST_WITHIN_LIMIT, Resources
 from outrider_serving.settings import Contract
 
 Image = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[^\s]+$")]

@@ -129,6 +129,11 @@ def available_replicas(deployment: Object) -> int:
     return int(deployment.get("status", {}).get("availableReplicas", 0))
 
 
+def existing_replicas(deployment: Object) -> int:
+    """Pods of a Deployment that are there; those on their way out no longer count."""
+    return int(deployment.get("status", {}).get("replicas", 0))
+
+
 def wanted_replicas(deployment: Object) -> int:
     """Pods that a Deployment is told to run."""
     return int(deployment["spec"].get("replicas", 1))

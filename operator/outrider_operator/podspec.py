@@ -9,7 +9,14 @@ from pathlib import PurePosixPath
 from typing import Annotated, Any, Self
 
 from kubernetes.utils.quantity import parse_quantity
-from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
 
 from outrider_serving.settings import Contract
 
@@ -37,9 +44,13 @@ RESERVED_MOUNT_PATTERN = "^(({})(/.*)?|{})$".format(
 """Matches the reserved directories, what is under them, and what they are in."""
 
 
-def cel(*rules: tuple[str, str]) -> dict[str, Any]:
-    """Schema extras that make the API server check each (rule, message) of the Common Expression Language."""
-    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
+def cel(*rules: tuple[str, ...]) -> dict[str, Any]:
+    """Schema extras that make the API server check rules of the Common Expression Language.
+
+    Each is (rule, message), or (rule, message, expression) where an expression of it words the message.
+    """
+    keys = ("rule", "message", "messageExpression")
+    return {"x-kubernetes-validations": [dict(zip(keys, rule, strict=False)) for rule in rules]}
 
 
 def keyed(*keys: str) -> dict[str, Any]:
@@ -63,10 +74,36 @@ VolumeName = Annotated[
     str, StringConstraints(min_length=1, max_length=50, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
 ]
 LabelValue = Annotated[str, StringConstraints(max_length=63)]
-_SEGMENT = r"(\.{0,2}[-_a-zA-Z0-9]|\.{3})[-._a-zA-Z0-9]*"
+_SEGMENT = r"([.]{0,2}[-_a-zA-Z0-9]|[.]{3})[-._a-zA-Z0-9]*"
 """Neither `.` nor `..`, which would name another directory than the one that is written."""
 
-AbsolutePath = Annotated[str, StringConstraints(min_length=2, max_length=256, pattern=rf"^(/{_SEGMENT})+$")]
+_PATH = rf"^(/{_SEGMENT})+$"
+_NOT_ABSOLUTE = "the path must be absolute: begin with /, as in /models/gemma"
+_NOT_PLAIN = (
+    "each part of the path must be of letters, digits, -, _ and ., be neither . nor .., and follow one /"
+)
+
+
+def _plain_path(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError(_NOT_ABSOLUTE)
+    if not re.fullmatch(_PATH, path):
+        raise ValueError(_NOT_PLAIN)
+    return path
+
+
+AbsolutePath = Annotated[
+    str,
+    StringConstraints(min_length=2, max_length=256),
+    AfterValidator(_plain_path),
+    Field(
+        json_schema_extra=cel(
+            ("self.startsWith('/')", _NOT_ABSOLUTE),
+            (f"!self.startsWith('/') || self.matches('{_PATH}')", _NOT_PLAIN),
+        )
+    ),
+]
+"""Checked by rules, not by a pattern: the API server tells of a pattern only its regular expression."""
 
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 Quantity = Annotated[
@@ -228,59 +265,4 @@ class Volume(Contract):
     def _not_reserved(self) -> Self:
         if re.search(RESERVED_MOUNT_PATTERN, self.mount_path):
             raise ValueError(f"mountPath {self.mount_path} lies in, or hides, a directory of the system")
-        return self
-
-
-_GPU = "(?i)gpu"
-"""In the domain or the name of a resource: it counts GPUs, or shares of them."""
-
-_AMOUNTS = dict[Annotated[str, StringConstraints(max_length=316)], Quantity]
-_AMOUNT_RULES = cel(
-    (
-        "self.all(k, !string(self[k]).startsWith('-'))",
-        "an amount must not be negative",
-    ),
-    (
-        f"self.all(k, !k.matches('{_GPU}') || string(self[k]) in ['0', '1'])",
-        "at most one GPU a pod, written as 0 or 1: a model split over several GPUs is not supported",
-    ),
-)
-REQUEST_WITHIN_LIMIT = (
-    "!has(self.requests) || !has(self.limits) || self.requests.all(k, !(k in self.limits)"
-    " || quantity(string(self.requests[k])).compareTo(quantity(string(self.limits[k]))) <= 0)",
-    "a request must not exceed its limit",
-)
-"""A rule of CEL; Resources checks the same."""
-
-
-class Resources(Contract):
-    """Compute resources of the engine's container."""
-
-    limits: _AMOUNTS | None = Field(
-        default=None,
-        max_length=16,
-        description="Most it may use. At most one GPU: a model split over several is not supported.",
-        json_schema_extra=_AMOUNT_RULES,
-    )
-    requests: _AMOUNTS | None = Field(
-        default=None,
-        max_length=16,
-        description="What it is scheduled by; without one, the limit.",
-        json_schema_extra=_AMOUNT_RULES,
-    )
-
-    @model_validator(mode="after")
-    def _one_gpu(self) -> Self:
-        for amounts in (self.limits, self.requests):
-            for key, amount in (amounts or {}).items():
-                if re.search(_GPU, key) and amount not in ("0", "1"):
-                    raise ValueError(f"{key}: at most one GPU a pod, written as 0 or 1, but it is {amount}")
-        return self
-
-    @model_validator(mode="after")
-    def _request_within_limit(self) -> Self:
-        limits = self.limits or {}
-        for key, request in (self.requests or {}).items():
-            if key in limits and amount(request) > amount(limits[key]):
-                raise ValueError(f"{key}: the request {request} exceeds the limit {limits[key]}")
         return self

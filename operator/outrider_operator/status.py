@@ -33,7 +33,7 @@ def next_status(seen: Observation, plan: Plan, errors: Sequence[str] = ()) -> Ob
     status = SpeculativeModelStatus(
         observed_generation=seen.generation,
         conditions=[_dated(seen, kind, finding) for kind, finding in findings(view).items()],
-        replicas=sum(int(d.get("status", {}).get("replicas", 0)) for d in view.deployments),
+        replicas=view.existing,
         ready_replicas=sum(int(d.get("status", {}).get("readyReplicas", 0)) for d in view.deployments),
         selector=f"{names.MODEL_LABEL}={seen.resource['metadata']['name']}",
         settings=_settings(view),

@@ -10,7 +10,7 @@ from typing import Final
 
 from outrider_operator.names import CONTAINER
 from outrider_operator.observation import Object, is_ready
-from outrider_operator.podtemplate import TERMINATION_SECONDS
+from outrider_operator.podtemplate import TERMINATION_SECONDS, model_argument
 from outrider_operator.spec import SpeculativeModelSpec
 
 _PATIENT = frozenset({"ContainerCreating", "PodInitializing"})
@@ -35,6 +35,8 @@ _MISSING = re.compile(
 )
 """How scheduler and kubelet speak of an object that a pod needs and that is not there."""
 
+_TOKEN: Final = "spec.model.source.hub.tokenSecretRef names the Secret with the token"
+
 _ADVICE: Final = (
     (
         "node(s) were unschedulable",
@@ -54,6 +56,11 @@ _ADVICE: Final = (
         "spec.model.contextLength; the reserve is spec.engine.proposerMemory",
     ),
     ("--step-tokens", "the flags are spec.engine.stepTokens and spec.engine.maxRunning"),
+    ("exceeds that of model", "the context length is spec.model.contextLength"),
+    ("give a context length", "it is given by spec.model.contextLength"),
+    ("there is no revision", "it is named by spec.model.revision"),
+    ("give a token that may read it", _TOKEN),
+    ("there is no such repository", f"it is named by spec.model.source.hub.id, and {_TOKEN}"),
 )
 """What a message holds, and what is worth knowing then."""
 
@@ -162,7 +169,19 @@ def advice(trouble: Trouble, spec: SpeculativeModelSpec) -> tuple[str, ...]:
     if trouble.reason == "ImagePullBackOff":
         image = "spec.engine.image" if spec.engine.image else "the operator's setting serving-image"
         hints.append(f"it is named by {image}, and pulled with the Secrets in spec.engine.imagePullSecrets")
+    if not hints and (field := _field_of_model(trouble.message, spec)):
+        hints.append(f"the model is named by {field}")
     return tuple(hints)
+
+
+def _field_of_model(message: str, spec: SpeculativeModelSpec) -> str | None:
+    """Where the spec names its model, if that is what a pod's last words speak of."""
+    source, written = spec.model.source, model_argument(spec.model).removeprefix("hub:")
+    if f"model {written}" not in message and f"model '{written}'" not in message:
+        return None
+    if source.hub is not None:
+        return "spec.model.source.hub.id"
+    return "spec.model.source.path" if source.path is not None else "spec.model.source.package"
 
 
 def _fields_of_missing(message: str, spec: SpeculativeModelSpec) -> tuple[str, ...]:

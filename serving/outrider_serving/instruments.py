@@ -113,6 +113,12 @@ TABLE: tuple[Instrument, ...] = (
         "Pages that no request uses, kept for requests that begin with the same text.",
     ),
     Instrument(
+        "outrider.target.compiled",
+        Kind.GAUGE,
+        "1",
+        "1 where compiled code runs the target, 0 where transformers' own modules do.",
+    ),
+    Instrument(
         "outrider.steps", Kind.COUNTER, "{step}", "Steps of the engine, by the arm in force.", ("arm",)
     ),
     Instrument(

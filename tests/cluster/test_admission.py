@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,14 @@ REFUSED: dict[str, tuple[Object, str]] = {
         {"model": {"source": {"path": "/models/x"}}},
         "must lie on one of engine.volumes",
     ),
+    "a path that is not absolute": (
+        {"model": {"source": {"path": "models/x"}}},
+        'spec.model.source.path: Invalid value: "models/x": the path must be absolute: begin with /, as in',
+    ),
+    "a path by a detour": (
+        {"model": {"source": {"path": "/models/../etc"}}, "engine": {"volumes": [VOLUME]}},
+        'spec.model.source.path: Invalid value: "/models/../etc": each part of the path must be of letters',
+    ),
     "path beside the volume": (
         {"model": {"source": {"path": "/models-of-others/x"}}, "engine": {"volumes": [VOLUME]}},
         "model.source.path must lie on one of engine.volumes",
@@ -97,23 +106,33 @@ REFUSED: dict[str, tuple[Object, str]] = {
     ),
     "two GPUs": (
         {"engine": {"resources": {"limits": {"nvidia.com/gpu": 2}}}},
-        "spec.engine.resources.limits: Invalid value: at most one GPU a pod",
+        "spec.engine.resources.limits: Invalid value: at most one accelerator a pod, written as 0 or 1, but "
+        "here are nvidia.com/gpu: 2; a model split over several is not supported",
     ),
     "two GPUs of another make": (
         {"engine": {"resources": {"requests": {"amd.com/gpu": "2"}}}},
-        "written as 0 or 1: a model split over several GPUs is not supported",
+        "spec.engine.resources.requests: Invalid value: at most one accelerator a pod, written as 0 or 1, "
+        "but here are amd.com/gpu: 2;",
     ),
     "shares of two GPUs": (
         {"engine": {"resources": {"limits": {"nvidia.com/gpu.shared": 2}}}},
-        "at most one GPU a pod, written as 0 or 1",
+        "but here are nvidia.com/gpu.shared: 2;",
     ),
     "two GPUs by their domain": (
         {"engine": {"resources": {"limits": {"gpu.intel.com/i915": "2"}}}},
-        "at most one GPU a pod, written as 0 or 1",
+        "but here are gpu.intel.com/i915: 2;",
     ),
     "a thousandth of a GPU": (
         {"engine": {"resources": {"limits": {"nvidia.com/gpu": "1m"}}}},
-        "at most one GPU a pod, written as 0 or 1",
+        "but here are nvidia.com/gpu: 1m;",
+    ),
+    "two slices of a GPU": (
+        {"engine": {"resources": {"limits": {"nvidia.com/mig-1g.10gb": 2}}}},
+        "but here are nvidia.com/mig-1g.10gb: 2;",
+    ),
+    "eight accelerators of another kind": (
+        {"engine": {"resources": {"limits": {"habana.ai/gaudi": 8, "cpu": 4}}}},
+        "but here are habana.ai/gaudi: 8;",
     ),
     "less than nothing": (
         {"engine": {"resources": {"requests": {"cpu": -1}}}},
@@ -134,7 +153,7 @@ REFUSED: dict[str, tuple[Object, str]] = {
     ),
     "a volume on the system by a detour": (
         {"engine": {"volumes": [{**VOLUME, "mountPath": "/x/../etc"}]}},
-        "spec.engine.volumes[0].mountPath in body should match",
+        'spec.engine.volumes[0].mountPath: Invalid value: "/x/../etc": each part of the path must be of',
     ),
     "a volume of a long name": (
         {"engine": {"volumes": [{**VOLUME, "name": "v" * 51}]}},
@@ -263,6 +282,26 @@ def test_refused_with_words_that_name_the_field(api: LocalCluster, case: str) ->
     assert words in refusal(api, model(spec))
 
 
+@pytest.mark.parametrize("other", ["amd.com/gpu", "nvidia.com/mig-1g.10gb"])
+@pytest.mark.parametrize("field", ["limits", "requests"])
+def test_accelerators_of_several_names_are_refused_together(
+    api: LocalCluster, field: str, other: str
+) -> None:
+    amounts = {"nvidia.com/gpu": 1, other: 1, "rdma/hca": 1}
+    words = refusal(api, model({"engine": {"resources": {field: amounts}}}))
+    (here,) = re.findall(r"but here are (.*?); a model split over several is not supported", words)
+    assert sorted(here.split(", ")) == sorted(["nvidia.com/gpu: 1", f"{other}: 1"])  # in any order
+
+
+def test_a_path_that_is_not_absolute_is_not_told_by_a_regular_expression(api: LocalCluster) -> None:
+    volumes = [{**VOLUME, "mountPath": "models"}]
+    words = refusal(api, model({"model": {"source": {"path": "models/x"}}, "engine": {"volumes": volumes}}))
+    for field in ("spec.model.source.path", "spec.engine.volumes[0].mountPath"):
+        assert re.search(rf"{re.escape(field)}: Invalid value: \S+: the path must be absolute", words)
+    assert "should match" not in words
+    assert "each part of the path" not in words
+
+
 UNKNOWN = {"api": {"keysSecretRef": {"name": "s", "namespace": "other"}}, "flavour": "x"}
 
 
@@ -326,6 +365,16 @@ def test_a_request_within_its_limit_is_accepted(api: LocalCluster) -> None:
     amounts = {"limits": {"cpu": 2, "memory": "1Gi", "nvidia.com/gpu": "1"}, "requests": {"cpu": "1999m"}}
     spec = dry_run(api, model({"engine": {"resources": amounts}}))["spec"]
     assert spec["engine"]["resources"] == amounts
+
+
+@pytest.mark.parametrize("accelerator", ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "habana.ai/gaudi"])
+def test_one_accelerator_beside_what_is_none_is_accepted(api: LocalCluster, accelerator: str) -> None:
+    limits = {accelerator: 1, "amd.com/gpu": "0", "cpu": 8, "hugepages-2Mi": "1Gi", "memory": "8Gi"}
+    limits |= {"rdma/hca_shared_devices": 2, "nvidia.com/hostdev": 2, "xilinx.com/fpga": "2"}
+    limits |= {f"example.com/device-{number}": 1 for number in range(8)}
+    amounts = {"limits": limits, "requests": limits}
+    assert len(limits) == 16
+    assert dry_run(api, model({"engine": {"resources": amounts}}))["spec"]["engine"]["resources"] == amounts
 
 
 @pytest.mark.parametrize(

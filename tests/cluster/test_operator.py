@@ -8,10 +8,12 @@ model is for the end-to-end tests, since every pod of it takes half a minute of 
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import groupby
 
 import pytest
 
@@ -192,6 +194,34 @@ class TestScale:
         operated.await_reason("parked", "ScaledToZero")
         operated.kubectl("delete", "specm", "parked")
 
+    def test_to_zero_ready_goes_straight(self, operated: Operated) -> None:
+        operated.apply(tiny_model(operated, "lull", "weights-of-lull"))
+        operated.await_ready("lull")
+        path = 'jsonpath={.status.conditions[?(@.type=="Ready")].reason}{"\\n"}'
+        watch = subprocess.Popen(
+            [
+                operated.cluster.programs.path("kubectl"),
+                *("get", "specm", "lull", f"--namespace={operated.namespace}", "--watch", f"--output={path}"),
+            ],
+            env=operated.cluster.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert watch.stdout
+        try:
+            assert watch.stdout.readline().strip() == "Serving"
+            operated.kubectl("scale", "specm/lull", "--replicas=0")
+            operated.await_reason("lull", "ScaledToZero", kind="Progressing")
+            operated.await_reason("lull", "ScaledToZero", kind="Available")
+        finally:
+            watch.terminate()
+            told, _ = watch.communicate(timeout=10)
+        reasons = [reason for reason, _ in groupby(told.split())]
+        assert reasons in (["Serving", "ScaledToZero"], ["ScaledToZero"])
+        told_once = [e["reason"] for e in operated.events("lull") if e["reason"] in ("Ready", "NotReady")]
+        assert sorted(told_once) == ["NotReady", "Ready"]
+        operated.kubectl("delete", "specm", "lull")
+
 
 TROUBLED = {
     "unknown": {"model": {"source": {"package": "no_such_package"}}},
@@ -227,7 +257,7 @@ class TestTrouble:
             ("no-token", "CreateContainerConfigError", 'secret "absent" not found'),
             ("no-keys", "PodNotStarting", 'secret "absent-keys" not found'),
             ("no-claim", "Unschedulable", 'persistentvolumeclaim "absent-claim" not found'),
-            ("unknown", "CrashLoopBackOff", "no_such_package"),
+            ("unknown", "CrashLoopBackOff", "the model is named by spec.model.source.package"),
         ],
     )
     def test_ready_carries_the_cause(self, troubled: Operated, name: str, reason: str, message: str) -> None:

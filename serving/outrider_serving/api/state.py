@@ -58,6 +58,10 @@ class Engine(Protocol):
     def pages(self) -> PageCounts:
         """Pages of keys and values after the last step; none while there is no engine."""
 
+    @property
+    def kernels(self) -> str:
+        """The compiled code that runs the target; empty where transformers' own modules do."""
+
     def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
         """What the steps add to a completion; closing the generator cancels the request."""
 
@@ -118,6 +122,7 @@ class Serving:
                 "outrider.pages.total": lambda: self._pages.total,
                 "outrider.pages.held": lambda: self._pages.held,
                 "outrider.pages.cached": lambda: self._pages.cached,
+                "outrider.target.compiled": lambda: bool(self._loaded and self._loaded.engine.kernels),
             },
         )
 

@@ -28,7 +28,7 @@ from outrider_serving.models.checkpoint import load_checkpoint
 from outrider_serving.models.comparison import check_against_transformers
 from outrider_serving.models.errors import ModelError
 from outrider_serving.models.files import ModelFiles, model_files
-from outrider_serving.models.gguf import load_gguf
+from outrider_serving.models.gguf import gguf_config, load_gguf
 from outrider_serving.models.placement import use_huge_pages
 from outrider_serving.models.selection import CONFIG
 from outrider_serving.models.source import Source, parse_source
@@ -113,17 +113,15 @@ def load_model(
 def _load(
     source: Source, files: ModelFiles, dtype: DType, context_length: int | None, device: str
 ) -> LoadedModel:
-    if files.gguf is None:
-        config = _config(files, source)
-        check_config(config, source)
-        context = _context_length(config, context_length, source)
-        wanted = config.dtype or torch.float32 if dtype == "auto" else getattr(torch, dtype)
-        model, tokenizer = load_checkpoint(files.directory, None, wanted, IMPLEMENTATION, source)
-    else:
+    config = gguf_config(files, source) if files.gguf else _config(files, source)
+    check_config(config, source)
+    context = _context_length(config, context_length, source)
+    if files.gguf:
         wanted = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
         model, tokenizer = load_gguf(files, wanted, IMPLEMENTATION, source)
-        check_config(model.config, source)
-        context = _context_length(model.config, context_length, source)
+    else:
+        wanted = config.dtype or torch.float32 if dtype == "auto" else getattr(torch, dtype)
+        model, tokenizer = load_checkpoint(files.directory, None, wanted, IMPLEMENTATION, source)
     model.train(False)
     torch.nn.Module.to(model, _device(device))
     use_huge_pages(model)

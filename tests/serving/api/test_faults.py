@@ -54,6 +54,7 @@ class ScriptedEngine:
     running = waiting = 0
     proposer_trouble = None
     pages = PageCounts()
+    kernels = ""
 
     def __init__(self, *script: Delta | Exception) -> None:
         self.script = script

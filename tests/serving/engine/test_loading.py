@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf as gguf_format
@@ -16,11 +19,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GptOssConfig, GptOssForCausalLM
+from transformers import AutoConfig, GptOssConfig, GptOssForCausalLM, PreTrainedConfig
 
+from outrider_operator.spec import SpeculativeModelSpec
+from outrider_operator.trouble import Trouble, advice
 from outrider_serving.models import gguf
+from outrider_serving.models.capability import check_config
 from outrider_serving.models.checkpoint import Loaded, load_checkpoint
 from outrider_serving.models.errors import ModelError
+from outrider_serving.models.files import ModelFiles
 from outrider_serving.models.loading import LoadedModel, load_model
 from outrider_serving.models.source import (
     DirectorySource,
@@ -59,10 +66,14 @@ def without(part: str) -> Callable[[dict[str, torch.Tensor]], None]:
     return change
 
 
-def write_gguf(path: Path, leave_out: str | None = None) -> None:
+def write_gguf(
+    path: Path, leave_out: str | None = None, *, architecture: str = "llama", more_tokens: int = 0
+) -> None:
     """A random llama of two layers, as llama.cpp names things; without the tensors of some name."""
     tokenizer = make_tokenizer()
-    writer = gguf_format.GGUFWriter(path, "llama")
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    tokens += [f"more {number}" for number in range(more_tokens)]
+    writer = gguf_format.GGUFWriter(path, architecture)
     writer.add_context_length(64)
     writer.add_embedding_length(32)
     writer.add_block_count(2)
@@ -71,10 +82,11 @@ def write_gguf(path: Path, leave_out: str | None = None) -> None:
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10_000.0)
-    writer.add_vocab_size(len(tokenizer))
+    if not more_tokens:
+        writer.add_vocab_size(len(tokenizer))
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
-    writer.add_token_types([3, 3] + [1] * (len(tokenizer) - 2))
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3] + [1] * (len(tokens) - 2))
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     writer.add_token_merges([" ".join(pair) for pair in merges])
     writer.add_bos_token_id(0)
@@ -193,8 +205,15 @@ def test_a_wanted_revision_must_be_the_digest(model: Path) -> None:
 
 def test_context_length(model: Path) -> None:
     assert load_model(str(model), context_length=100).context_length == 100
-    with pytest.raises(ModelError, match=r"context length 513 exceeds that of model .*, which is 512"):
+    with pytest.raises(
+        ModelError, match=r"context length 513 exceeds that of model .*, which is 512"
+    ) as told:
         load_model(str(model), context_length=513)
+    spec = SpeculativeModelSpec.model_validate(
+        {"model": {"source": {"package": "weights"}, "contextLength": 513}}
+    )
+    field = "the context length is spec.model.contextLength"
+    assert advice(Trouble("CrashLoopBackOff", str(told.value)), spec) == (field,)
     with pytest.raises(ModelError, match="context length 1 is too short: at least 2"):
         load_model(str(model), context_length=1)
 
@@ -390,7 +409,7 @@ def test_a_converted_gguf_is_kept_and_used(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     directory = tmp_path / "model"
     directory.mkdir()
-    (directory / "tiny.gguf").write_bytes(b"weights")
+    write_gguf(directory / "tiny.gguf")
     first = load_model(str(directory))
     assert first.dtype == "bfloat16"
     again = load_model(str(directory))
@@ -399,7 +418,7 @@ def test_a_converted_gguf_is_kept_and_used(
         assert torch.equal(a, b)
 
     load_model(str(directory), dtype="float32")
-    (directory / "tiny.gguf").write_bytes(b"other weights")
+    write_gguf(directory / "tiny.gguf", "blk.1.ffn")
     load_model(str(directory))
     assert len(conversions) == 3
 
@@ -428,3 +447,104 @@ def test_a_gguf_must_hold_every_weight(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ModelError, match=r"lacks 4 of the weights that tiny.gguf asks for: model.layers.1."):
         load_model(str(tmp_path / "part"))
     assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 1
+
+
+def test_what_a_gguf_says_is_looked_at_before_its_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object) -> Loaded:
+        raise AssertionError("the weights were read")
+
+    monkeypatch.setattr(gguf, "load_checkpoint", load)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for architecture, message in (
+        ("llama", rf"^context length 65 exceeds that of model {tmp_path}/llama, which is 64$"),
+        ("mamba", rf"^model {tmp_path}/mamba \(mamba\) cannot be served: it has recurrent state"),
+        ("novel", rf"^model {tmp_path}/novel cannot be loaded: .* architecture novel is not supported"),
+    ):
+        (tmp_path / architecture).mkdir()
+        write_gguf(tmp_path / architecture / "tiny.gguf", architecture=architecture)
+        with pytest.raises(ModelError, match=message):
+            load_model(str(tmp_path / architecture), context_length=65)
+
+
+def described(directory: Path) -> PreTrainedConfig:
+    return gguf.gguf_config(ModelFiles(directory, "tiny.gguf", "sha256:0"), "tiny")
+
+
+class TestMetadataOfAGguf:
+    @pytest.mark.parametrize("more_tokens", [0, 5000])
+    def test_it_is_what_transformers_reads_of_the_whole_file(self, tmp_path: Path, more_tokens: int) -> None:
+        write_gguf(tmp_path / "tiny.gguf", "output.weight", more_tokens=more_tokens)
+        whole = AutoConfig.from_pretrained(tmp_path, gguf_file="tiny.gguf")
+        config = described(tmp_path)
+        assert type(config) is type(whole)
+        assert {**config.to_dict(), "_name_or_path": whole.name_or_path} == whole.to_dict()
+        assert (config.max_position_embeddings, config.vocab_size) == (64, 320 + more_tokens)
+
+    def test_neither_weights_nor_tokens_are_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "tiny.gguf"
+        write_gguf(path, more_tokens=5000)
+        first_tensor = gguf_format.GGUFReader(path).tensors[0].field.offset
+        with path.open("r+b") as file:
+            file.truncate(first_tensor)
+        sizes = []
+
+        def read(directory: str, gguf_file: str) -> PreTrainedConfig:
+            sizes.append((Path(directory) / gguf_file).stat().st_size)
+            return AutoConfig.from_pretrained(directory, gguf_file=gguf_file)
+
+        monkeypatch.setattr(gguf, "AutoConfig", SimpleNamespace(from_pretrained=read))
+        config = described(tmp_path)
+        assert (config.max_position_embeddings, config.vocab_size) == (64, 5320)
+        assert sizes[0] < 2000 < 50_000 < path.stat().st_size
+
+    @pytest.mark.parametrize(
+        ("architecture", "message"),
+        [
+            ("mamba", r"tiny \(mamba\) cannot be served: it has recurrent state"),
+            ("bloom", r"tiny \(bloom\) cannot be served: it does not use transformers' attention interface"),
+        ],
+    )
+    def test_it_tells_what_cannot_be_served(self, tmp_path: Path, architecture: str, message: str) -> None:
+        write_gguf(tmp_path / "tiny.gguf", architecture=architecture)
+        with pytest.raises(ModelError, match=message):
+            check_config(described(tmp_path), "tiny")
+
+    def test_an_architecture_that_transformers_does_not_know(self, tmp_path: Path) -> None:
+        write_gguf(tmp_path / "tiny.gguf", architecture="novel")
+        with pytest.raises(ValueError, match="novel is not supported"):
+            described(tmp_path)
+
+    def test_a_file_that_is_cut_off_anywhere_in_its_metadata(self, tmp_path: Path) -> None:
+        path = tmp_path / "tiny.gguf"
+        write_gguf(path)
+        content = path.read_bytes()
+        end = gguf_format.GGUFReader(path).tensors[0].field.offset
+        for length in (*range(0, end, 97), end - 1):
+            path.write_bytes(content[:length])
+            with pytest.raises(
+                ModelError, match=r"model tiny cannot be loaded: tiny.gguf is no whole GGUF: "
+            ):
+                described(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (b"GGML" + bytes(20), "it begins with b'GGML' and is not of version 2 or 3"),
+            (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "it begins with b'GGUF' and is not of version 2 or 3"),
+            (struct.pack("<4sIQQQ1sI", b"GGUF", 3, 0, 1, 1, b"k", 99), "a value of the unknown kind 99"),
+            (struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"k", 9, 9, 1), "of the unknown kind 9"),
+            (struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"k", 9, 8, 2**64 - 1), "unpack_from"),
+            (struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"k", 9, 0, 2**64 - 1), "ends within its"),
+            (struct.pack("<4sIQQQ1sI", b"GGUF", 3, 0, 1, 2**64 - 1, b"k", 8), "is no whole GGUF"),
+            (struct.pack("<4sIQQ", b"GGUF", 3, 0, 0), "it has no general.architecture"),
+        ],
+        ids=["magic", "version", "kind", "list of lists", "long list", "long array", "long key", "nameless"],
+    )
+    def test_a_file_that_is_no_gguf(self, tmp_path: Path, content: bytes, message: str) -> None:
+        (tmp_path / "tiny.gguf").write_bytes(content)
+        with pytest.raises(ModelError, match=re.escape(message)):
+            described(tmp_path)

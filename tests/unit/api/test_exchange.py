@@ -41,6 +41,7 @@ class Engine:
     running = waiting = 0
     unready = failure = proposer_trouble = None
     pages = PageCounts()
+    kernels = ""
 
     def __init__(self, text: str, *, pause: float = 0.0, end: Exception | None = None) -> None:
         self.text, self.pause, self.end = text, pause, end

@@ -1,8 +1,9 @@
-"""Resources, pods and observations for the tests of the pure parts, each a line to ask for."""
+"""What the tests of the pure parts look at and what follows from it: a line to ask for each."""
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,6 +13,7 @@ from outrider_operator.hashes import pod_hash
 from outrider_operator.observation import Observation, PodReport
 from outrider_operator.plan import Plan, decide, intent
 from outrider_operator.spec import SpeculativeModelSpec
+from outrider_operator.status import next_look, next_status
 from outrider_serving.settings import ModelState, PodState
 
 Object = dict[str, Any]
@@ -195,3 +197,35 @@ def serving(
         pods=pods,
         reports={one["metadata"]["name"]: report(reports) for one in pods},
     )
+
+
+def status_of(seen: Observation, errors: tuple[str, ...] = ()) -> Object:
+    """The status that is written of what was seen."""
+    return next_status(seen, plan(seen), errors)
+
+
+def condition(status: Object, kind: str) -> Object:
+    """The condition of a type, which is there."""
+    (found,) = [c for c in status["conditions"] if c["type"] == kind]
+    return dict(found)
+
+
+def is_settled(status: Object) -> bool:
+    """Whether it is looked at again as late as can be, though it has only just changed."""
+    return next_look(status, NOW, CONFIG) == CONFIG.resync_seconds
+
+
+def summary(status: Object, kind: str = "Ready") -> tuple[str, str]:
+    """Status and reason of a condition."""
+    found = condition(status, kind)
+    return found["status"], found["reason"]
+
+
+def with_status(seen: Observation, status: Object) -> Observation:
+    """The same sight after this status was written."""
+    return replace(seen, resource=seen.resource | {"status": status})
+
+
+def older(spec: Object, *, available: int) -> dict[tuple[str, str], Object]:
+    """The Deployment of another spec."""
+    return {k: child for k, child in live_children(spec, available=available).items() if k[0] == "Deployment"}

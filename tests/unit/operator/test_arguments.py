@@ -15,6 +15,8 @@ from outrider_operator.trouble import Trouble, advice
 from outrider_serving import cli
 from outrider_serving.engine import options
 from outrider_serving.flags import make_parser
+from outrider_serving.models.errors import ModelError
+from outrider_serving.models.source import check_source, parse_source
 from unit.operator.builders import FULL, MINIMAL, SIZES, TUNED, changed
 
 Object = dict[str, Any]
@@ -29,6 +31,10 @@ def written(spec: Object) -> list[str]:
 
 def understood(spec: Object) -> Namespace:
     return make_parser().parse_args(written(spec))
+
+
+def hints(spec: Object, said: str) -> tuple[str, ...]:
+    return advice(Trouble("CrashLoopBackOff", said), SpeculativeModelSpec.model_validate(spec))
 
 
 @pytest.mark.parametrize("spec", [MINIMAL, FULL, TUNED])
@@ -98,8 +104,65 @@ def test_too_few_tokens_for_the_default_of_running_requests_is_traced_to_the_fie
     assert cli.main(written(spec)) == 2
     said = capsys.readouterr().err
     assert "--step-tokens 8 must be at least --max-running 32" in said
-    hints = advice(Trouble("CrashLoopBackOff", said), SpeculativeModelSpec.model_validate(spec))
-    assert hints == ("the flags are spec.engine.stepTokens and spec.engine.maxRunning",)
+    assert hints(spec, said) == ("the flags are spec.engine.stepTokens and spec.engine.maxRunning",)
+
+
+VOLUME = {"name": "v", "mountPath": "/models", "persistentVolumeClaim": {"claimName": "c"}}
+
+
+@pytest.mark.parametrize(
+    ("source", "field"),
+    [
+        ({"package": "no_such_package"}, "package"),
+        ({"package": "no_such.part"}, "package"),
+        ({"path": "/models/nowhere"}, "path"),
+    ],
+)
+def test_a_model_that_is_not_there_is_traced_to_the_field(source: Object, field: str) -> None:
+    spec = changed(changed(MINIMAL, "engine.volumes", [VOLUME]), "model.source", source)
+    with pytest.raises(ModelError) as caught:
+        check_source(parse_source(written(spec)[1]))
+    assert hints(spec, f"pod p: {caught.value}") == (f"the model is named by spec.model.source.{field}",)
+    assert hints(MINIMAL, f"pod p: {caught.value}") == ()  # it speaks of another model
+
+
+HUB = changed(MINIMAL, "model.source", {"hub": {"id": "org/name"}})
+TOKEN = "spec.model.source.hub.tokenSecretRef names the Secret with the token"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("model org/name (hub https://h): there is no revision 'v9'", "it is named by spec.model.revision"),
+        (
+            "model org/name (hub https://h): there is no such repository, or it is private and needs a token",
+            f"it is named by spec.model.source.hub.id, and {TOKEN}",
+        ),
+        (
+            "model org/name (hub https://h): access is refused (HTTP 401): give a token that may read it",
+            TOKEN,
+        ),
+        (
+            "model org/name has no weights: neither *.safetensors nor *.gguf is in it",
+            "the model is named by spec.model.source.hub.id",
+        ),
+        (
+            "model org/name (mamba) cannot be served: it has recurrent state",
+            "the model is named by spec.model.source.hub.id",
+        ),
+        (
+            "model org/name names no max_position_embeddings: give a context length",
+            "it is given by spec.model.contextLength",
+        ),
+    ],
+)
+def test_what_a_pod_says_of_a_hub_model_is_traced_to_the_field(said: str, told: str) -> None:
+    assert hints(HUB, f"pod p: container engine ended with exit code 2 (Error): {said}") == (told,)
+
+
+def test_other_last_words_are_left_as_they_are() -> None:
+    for said in ("model org/other: no", "RuntimeError: the model has no name", "killed"):
+        assert hints(HUB, said) == ()
 
 
 def test_a_model_that_does_not_fit_is_traced_to_the_fields() -> None:
@@ -120,8 +183,7 @@ def test_a_model_that_does_not_fit_is_traced_to_the_fields() -> None:
             context_length=2048,
             max_running=32,
         )
-    hints = advice(Trouble("CrashLoopBackOff", str(caught.value)), SpeculativeModelSpec.model_validate(FULL))
-    fields = re.findall(r"spec\.[.\w]+\w", " ".join(hints))
+    fields = re.findall(r"spec\.[.\w]+\w", " ".join(hints(FULL, str(caught.value))))
     assert fields == [
         "spec.engine.resources.limits.memory",
         "spec.engine.memoryShare",

@@ -14,11 +14,66 @@ from unit.operator.builders import FULL, MINIMAL, TUNED, changed
 VOLUME = {"name": "v", "mountPath": "/models", "persistentVolumeClaim": {"claimName": "c"}}
 SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
 
+ACCELERATORS = [
+    "nvidia.com/gpu",
+    "nvidia.com/mig-1g.10gb",
+    "nvidia.com/GPU",
+    "amd.com/gpu",
+    "amd.com/cpx_nps4",
+    "gpu.intel.com/xe",
+    "npu.intel.com/accel",
+    "habana.ai/gaudi",
+    "google.com/tpu",
+    "cloud-tpus.google.com/v3",
+    "aws.amazon.com/neuroncore",
+    "huawei.com/Ascend910",
+    "huawei.com/npu",
+    "qualcomm.com/qaic",
+    "volcano.sh/vgpu-number",
+    "tencent.com/vcuda-core",
+    "hygon.com/dcunum",
+    "cambricon.com/vmlu",
+    "enflame.com/gcu",
+    "kunlunxin.com/xpu",
+    "furiosa.ai/rngd",
+    "rebellions.ai/ATOM",
+    "tenstorrent.com/n300",
+    "deviceclass.resource.kubernetes.io/mig.nvidia.com",
+]
+NO_ACCELERATORS: dict[str, Any] = {
+    "cpu": 8,
+    "memory": "8Gi",
+    "ephemeral-storage": "2Gi",
+    "hugepages-2Mi": "2Gi",
+    "rdma/hca_shared_devices": 2,
+    "nvidia.com/hostdev": 2,
+    "nvidia.com/sriov_input": 2,
+    "intel.com/intel_sriov_output": 2,
+    "smarter-devices/fuse": 4,
+    "sgx.intel.com/epc": 4096,
+    "xilinx.com/fpga-xilinx_u200": 2,
+}
+"""Amounts of what is no accelerator."""
+
+MANY_ACCELERATORS: list[dict[str, Any]] = [
+    {"nvidia.com/gpu": 2},
+    {"nvidia.com/gpu": "1000m"},
+    {"nvidia.com/gpu": 1, "amd.com/gpu": 1},
+    {"nvidia.com/gpu": 1, "nvidia.com/mig-1g.10gb": 1},
+    {"nvidia.com/mig-1g.10gb": 2},
+    {"nvidia.com/mig-1g.10gb": 1, "cpu": 4, "nvidia.com/mig-2g.20gb": "1"},
+    {"habana.ai/gaudi": 8},
+    {"rdma/hca_shared_devices": 1, "google.com/tpu": "4"},
+    {"tencent.com/vcuda-core": "0.5"},
+]
+
 REFUSED: list[tuple[str, object, str]] = [
     ("model.source", {}, "exactly one of hub, path and package"),
     ("model.source", {"package": "a", "hub": {"id": "b/c"}}, "exactly one of hub, path and package"),
     ("model.source", {"path": "/models/x"}, "lies on none of engine.volumes"),
-    ("model.source", {"path": "models/x"}, "should match pattern"),
+    ("model.source", {"path": "models/x"}, "the path must be absolute: begin with /, as in /models/gemma"),
+    ("model.source", {"path": "./models"}, "the path must be absolute"),
+    ("model.source", {"path": "/"}, "at least 2 characters"),
     ("model.source", {"hub": {"id": "../etc"}}, "should match pattern"),
     ("model.source", {"package": "a b"}, "should match pattern"),
     ("model.revision", "main", "revision is for a hub source"),
@@ -35,11 +90,6 @@ REFUSED: list[tuple[str, object, str]] = [
     ("workloads", [{"name": "a"}] * 65, "at most 64 items"),
     ("objective", {"ttftMilliseconds": 0, "tpotMilliseconds": 1}, "greater than or equal to 1"),
     ("api.port", 65_536, "less than or equal to 65535"),
-    ("engine.resources", {"limits": {"nvidia.com/gpu": 2}}, "nvidia.com/gpu: at most one GPU a pod"),
-    ("engine.resources", {"requests": {"amd.com/gpu": "4"}}, "amd.com/gpu: at most one GPU a pod"),
-    ("engine.resources", {"limits": {"nvidia.com/gpu.shared": 2}}, "written as 0 or 1, but it is 2"),
-    ("engine.resources", {"limits": {"gpu.intel.com/i915": 2}}, "gpu.intel.com/i915: at most one GPU a pod"),
-    ("engine.resources", {"limits": {"nvidia.com/gpu": "1000m"}}, "written as 0 or 1, but it is 1000m"),
     ("engine.resources", {"limits": {"cpu": -1}}, "should match pattern"),
     (
         "engine.resources",
@@ -51,11 +101,15 @@ REFUSED: list[tuple[str, object, str]] = [
     ("engine.volumes", [VOLUME | {"mountPath": "/opt/outrider/app"}], "a directory of the system"),
     ("engine.volumes", [VOLUME | {"mountPath": "/opt"}], "hides, a directory of the system"),
     ("engine.volumes", [VOLUME | {"mountPath": "/var"}], "a directory of the system"),
-    ("engine.volumes", [VOLUME | {"mountPath": "/x/../etc"}], "should match pattern"),
-    ("engine.volumes", [VOLUME | {"mountPath": "/.."}], "should match pattern"),
-    ("engine.volumes", [VOLUME | {"mountPath": "/x/."}], "should match pattern"),
+    ("engine.volumes", [VOLUME | {"mountPath": "/x/../etc"}], "be neither . nor .."),
+    ("engine.volumes", [VOLUME | {"mountPath": "/.."}], "be neither . nor .."),
+    ("engine.volumes", [VOLUME | {"mountPath": "/x/."}], "be neither . nor .."),
     ("engine.volumes", [VOLUME | {"name": "v" * 51}], "at most 50 characters"),
-    ("model.source", {"path": "/models/../etc"}, "should match pattern"),
+    ("engine.volumes", [VOLUME | {"mountPath": "models"}], "the path must be absolute"),
+    ("engine.volumes", [VOLUME | {"mountPath": "/models/"}], "and follow one /"),
+    ("engine.volumes", [VOLUME | {"mountPath": "/models\n"}], "each part of the path must be of letters"),
+    ("model.source", {"path": "/models/../etc"}, "each part of the path must be of letters"),
+    ("model.source", {"path": "/models//x"}, "and follow one /"),
     ("engine.volumes", [VOLUME, VOLUME | {"name": "w"}], "mountPaths must be distinct"),
     ("engine.volumes", [VOLUME, VOLUME | {"mountPath": "/w"}], "volume names must be distinct"),
     ("engine.env", [{"name": "A"}, {"name": "A"}], "env names must be distinct"),
@@ -109,6 +163,31 @@ def test_refused(field: str, value: object, message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         SpeculativeModelSpec.model_validate(changed(MINIMAL, field, value))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["limits", "requests"])
+@pytest.mark.parametrize("amounts", MANY_ACCELERATORS, ids=str)
+def test_more_than_one_accelerator_is_refused_over_all_names(field: str, amounts: dict[str, Any]) -> None:
+    counted = {key: amount for key, amount in amounts.items() if key not in NO_ACCELERATORS}
+    here = ", ".join(f"{key}: {amount}" for key, amount in counted.items())
+    with pytest.raises(ValidationError) as caught:
+        SpeculativeModelSpec.model_validate(changed(MINIMAL, "engine.resources", {field: amounts}))
+    assert (
+        f"{field}: at most one accelerator a pod, written as 0 or 1, but here are {here}; "
+        "a model split over several is not supported"
+    ) in str(caught.value)
+
+
+@pytest.mark.parametrize("accelerator", ACCELERATORS)
+def test_one_accelerator_beside_what_is_none_is_accepted(accelerator: str) -> None:
+    amounts = {**NO_ACCELERATORS, accelerator: 1, "nvidia.com/gpu.shared": 0}
+    spec = changed(MINIMAL, "engine.resources", {"limits": amounts, "requests": {accelerator: "1"}})
+    assert SpeculativeModelSpec.model_validate(spec).engine.resources.limits == {
+        key: str(amount) for key, amount in amounts.items()
+    }
+    twice = changed(MINIMAL, "engine.resources", {"limits": amounts | {accelerator: 2}})
+    with pytest.raises(ValidationError, match=f"but here are {accelerator}: 2;"):
+        SpeculativeModelSpec.model_validate(twice)
 
 
 def test_token_is_given_once() -> None:

@@ -13,51 +13,33 @@ from outrider_operator.events import Event, action_events, transition_events
 from outrider_operator.observation import Observation, PodReport
 from outrider_operator.plan import Apply, Delete
 from outrider_operator.report import SpeculativeModelStatus
-from outrider_operator.status import next_look, next_status
+from outrider_operator.status import next_look
 from unit.operator.builders import (
     CONFIG,
     FULL,
     MINIMAL,
     NOW,
     changed,
+    condition,
     crashed,
     hash_of,
+    is_settled,
     live_children,
-    plan,
+    older,
     pod,
     report,
     resource,
     serving,
+    status_of,
+    summary,
+    with_status,
 )
 
 Object = dict[str, Any]
 
 
-def status_of(seen: Observation, errors: tuple[str, ...] = ()) -> Object:
-    return next_status(seen, plan(seen), errors)
-
-
-def condition(status: Object, kind: str) -> Object:
-    (found,) = [c for c in status["conditions"] if c["type"] == kind]
-    return dict(found)
-
-
-def is_settled(status: Object) -> bool:
-    """Whether it is looked at again as late as can be, though it has only just changed."""
-    return next_look(status, NOW, CONFIG) == CONFIG.resync_seconds
-
-
-def summary(status: Object, kind: str = "Ready") -> tuple[str, str]:
-    found = condition(status, kind)
-    return found["status"], found["reason"]
-
-
 def deployments(spec: Object) -> dict[tuple[str, str], Object]:
     return {key: child for key, child in live_children(spec).items() if key[0] == "Deployment"}
-
-
-def with_status(seen: Observation, status: Object) -> Observation:
-    return replace(seen, resource=seen.resource | {"status": status})
 
 
 def starting(**status: Any) -> Observation:
@@ -522,10 +504,6 @@ class TestNoRoomBesideTheOldPods:
         assert summary(status) == ("False", "PodsStarting")
         message = condition(status, "Ready")["message"]
         assert message.startswith("0 of 1 pod ready; old pods end one at a time")
-
-
-def older(spec: Object, *, available: int) -> dict[tuple[str, str], Object]:
-    return {k: child for k, child in live_children(spec, available=available).items() if k[0] == "Deployment"}
 
 
 class TestChildrenThatAreDeleted:

@@ -101,6 +101,8 @@ class EngineClient:
         self._proposer_trouble: str | None = None
         self.unready: str | None = LOADING
         """Why requests are refused now, None while they are not."""
+        self.kernels = ""
+        """The compiled code that runs the target; empty where transformers' own modules do."""
 
     @property
     def running(self) -> int:
@@ -263,7 +265,11 @@ class EngineClient:
         self._ready_since = time.monotonic()
         self._pages = PageCounts(total=model.pages)
         self.unready = None
-        logs.event(logger, "the engine is ready", pages=model.pages, page_size=model.page_size)
+        self.kernels = model.kernels
+        kernels = model.kernels or "none"
+        logs.event(
+            logger, "the engine is ready", pages=model.pages, page_size=model.page_size, kernels=kernels
+        )
         if not self._model.done():
             self._model.set_result(model)
 

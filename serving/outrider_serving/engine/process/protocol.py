@@ -72,6 +72,7 @@ class ModelInfo:
             give the same tokenizer for every kind.
         pages: pages of keys and values that all requests share, and
         page_size: tokens in one.
+        kernels: the compiled code that runs it; empty where transformers' own modules do.
     """
 
     tokenizer: bytes
@@ -82,6 +83,7 @@ class ModelInfo:
     vocab_size: int
     pages: int
     page_size: int
+    kernels: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,7 @@ def describe(loaded: LoadedModel, *, pages: int, page_size: int) -> ModelInfo:
         vocab_size=loaded.vocab_size,
         pages=pages,
         page_size=page_size,
+        kernels=loaded.compiled.library.name if loaded.compiled is not None else "",
     )
 
 
