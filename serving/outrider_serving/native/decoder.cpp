@@ -221,17 +221,22 @@ class Decoder {
       keep(batch, 0, n);
       if (model_.layers) normalise(x_ + n * hidden, hidden, model_.layer[0].before_attention, h_ + n * hidden);
     });
+    int64_t rows = tokens;
     for (int i = 0; i < model_.layers; ++i) {
       const Layer& layer = model_.layer[i];
       attend(layer, batch, team, thread);
-      linear(layer.o, a_, tokens, t_, team, thread);
-      team.each(tokens, [&](int64_t n) {
+      if (i + 1 == model_.layers && shortens(batch)) {
+        rows = batch.rows;
+        team.each(1, [&](int64_t) { shorten(batch); });
+      }
+      linear(layer.o, a_, rows, t_, team, thread);
+      team.each(rows, [&](int64_t n) {
         join(n, layer.after_attention);
         normalise(x_ + n * hidden, hidden, layer.before_mlp, h_ + n * hidden);
       });
-      gated(layer, tokens, team, thread);
-      linear(layer.down, m_, tokens, t_, team, thread);
-      team.each(tokens, [&](int64_t n) {
+      gated(layer, rows, team, thread);
+      linear(layer.down, m_, rows, t_, team, thread);
+      team.each(rows, [&](int64_t n) {
         join(n, layer.after_mlp);
         if (i + 1 == model_.layers) return last(batch, n);
         keep(batch, i + 1, n);
@@ -239,6 +244,20 @@ class Decoder {
       });
     }
     head(batch, team, thread);
+  }
+
+  // Whether after the last attention only those tokens go on that have logits: nobody wants the others' states.
+  bool shortens(const Batch& batch) const {
+    return model_.layers && batch.rows < batch.tokens && !batch.states[model_.layers];
+  }
+
+  void shorten(const Batch& batch) {
+    const int64_t attended = model_.shape.heads * model_.shape.value_size;
+    for (int64_t n = 0; n < batch.rows; ++n) {
+      const int64_t from = batch.logit_rows[n];  // ascending, so what is overwritten was moved before
+      std::copy_n(x_ + from * model_.hidden, model_.hidden, x_ + n * model_.hidden);
+      std::copy_n(a_ + from * attended, attended, a_ + n * attended);
+    }
   }
 
   void embed(int64_t id, S* out) const {
@@ -459,12 +478,15 @@ class Decoder {
   void head(const Batch& batch, Team& team, int thread) {
     const Linear& head = model_.head;
     const C cap = C(model_.logit_softcap);
-    team.each(batch.rows, [&](int64_t n) {
-      std::copy_n(h_ + batch.logit_rows[n] * model_.hidden, model_.hidden, t_ + n * model_.hidden);
-    });
+    const bool gather = !shortens(batch) && batch.rows < batch.tokens;
+    if (gather) {
+      team.each(batch.rows, [&](int64_t n) {
+        std::copy_n(h_ + batch.logit_rows[n] * model_.hidden, model_.hidden, t_ + n * model_.hidden);
+      });
+    }
     S* logits = static_cast<S*>(batch.logits);
     team.each(batch.rows ? units(head) : 0, [&](int64_t unit) {
-      linear_unit(head, unit, t_, batch.rows, logits, thread);
+      linear_unit(head, unit, gather ? t_ : h_, batch.rows, logits, thread);
       if (cap == 0) return;
       const int64_t first = unit * kUnit, end = std::min(first + kUnit, head.rows);
       for (int64_t m = 0; m < batch.rows; ++m)

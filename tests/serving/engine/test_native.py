@@ -242,6 +242,22 @@ def test_bits_after_a_node_are_those_of_its_path_as_text(name: str, kernels: Lib
         assert torch.equal(logits[1 + node], wanted[0])
 
 
+def test_after_the_last_attention_only_tokens_with_logits_go_on(kernels: Library) -> None:
+    """Unless the states of all are wanted: then nothing else differs."""
+    model = known("windows over chunks", torch.float32)
+    text = [1 + n % 300 for n in range(50)]
+    piece = Piece(text, Proposal((5, 9), (ROOT, ROOT)), 0, range(PAGES), 2)
+    few, none = Target(model, kernels).run(piece)
+    every, states = Target(model, kernels).run(piece, hidden=[2])
+    assert not none
+    assert torch.equal(few, every)
+    wanted = torch.nn.functional.linear(states[2][-4:], model.lm_head.weight)
+    assert differ(every, wanted) < CLOSE[torch.float32]
+    target = Target(model, kernels)
+    assert target.run(Piece(text[:40], Proposal(), 0, range(PAGES), 0))[0].shape == (0, 333)
+    assert torch.equal(target.run(Piece(text[40:], piece.proposal, 40, range(PAGES), 2))[0], few)
+
+
 def test_threads_change_no_bit(kernels: Library) -> None:
     """Few queries over long contexts are shared out by chunks; with one thread they are not."""
     model = known("windows over chunks", torch.bfloat16)
