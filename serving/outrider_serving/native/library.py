@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from outrider_serving.native.build import Variant, variants
-from outrider_serving.native.structs import Batch, Model
+from outrider_serving.native.structs import Batch, ClockRow, LawRow, Model
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,22 @@ class Library:
         functions.outrider_run.restype = ctypes.c_int
         functions.outrider_close.argtypes = [ctypes.c_void_p]
         functions.outrider_close.restype = None
+        functions.outrider_law.argtypes = [
+            ctypes.POINTER(LawRow),
+            ctypes.c_int64,
+            ctypes.c_int64,
+            ctypes.c_int,
+        ]
+        functions.outrider_law.restype = ctypes.c_int
+        functions.outrider_law_close.argtypes = [ctypes.POINTER(LawRow), ctypes.c_int64]
+        functions.outrider_law_close.restype = None
+        functions.outrider_coupled.argtypes = [
+            ctypes.POINTER(ClockRow),
+            ctypes.c_int64,
+            ctypes.c_int64,
+            ctypes.c_int,
+        ]
+        functions.outrider_coupled.restype = None
 
     def decoder(self, model: Model) -> int:
         """A decoder of the model, which must outlive it, until `close`."""
@@ -60,6 +76,28 @@ class Library:
     def close(self, decoder: int) -> None:
         """Give a decoder's memory back."""
         self._functions.outrider_close(decoder)
+
+    def law(self, rows: ctypes.Array[LawRow], vocabulary: int, threads: int) -> bool:
+        """The law of each row, without the interpreter's lock; `close_law` must follow, whatever came out.
+
+        Returns:
+            False where the highest logit of some row is not finite.
+
+        Raises:
+            MemoryError: there is not enough.
+        """
+        outcome = self._functions.outrider_law(rows, len(rows), vocabulary, threads)
+        if outcome == 1:
+            raise MemoryError("no memory for the law of the next token")
+        return bool(outcome == 0)
+
+    def close_law(self, rows: ctypes.Array[LawRow]) -> None:
+        """Give back the memory of what was kept in rows."""
+        self._functions.outrider_law_close(rows, len(rows))
+
+    def coupled(self, rows: ctypes.Array[ClockRow], vocabulary: int, threads: int) -> None:
+        """The token of each row, without the interpreter's lock."""
+        self._functions.outrider_coupled(rows, len(rows), vocabulary, threads)
 
 
 def usable() -> tuple[Variant, ...]:

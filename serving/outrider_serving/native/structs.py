@@ -1,8 +1,8 @@
-"""The structures of decoder.cpp, for ctypes."""
+"""The structures of the compiled functions, for ctypes."""
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint64, c_void_p
 
 BFLOAT16, FLOAT32, FLOAT64 = range(3)
 SILU, GELU_TANH, GELU, RELU = range(4)
@@ -104,3 +104,32 @@ class Batch(Structure):
         ("logits", c_void_p),
         ("states", c_void_p),
     )
+
+
+class Cut(Structure):
+    """Which tokens are kept."""
+
+    _fields_ = (("top_k", c_int64), ("top_p", c_double), ("min_p", c_double))
+
+
+class LawRow(Structure):
+    """A row of logits, and its law: `probs` of a whole vocabulary, or what is kept, of which `ids` points to
+    the ids and then as many probabilities.
+    """
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("temperature", c_double),
+        ("probs", c_void_p),
+        ("cut", Cut),
+        ("ids", c_void_p),
+        ("kept", c_int64),
+        ("type", c_int32),
+        ("outcome", c_int32),
+    )
+
+
+class ClockRow(Structure):
+    """A row of probabilities, a stream of noise, and the token that it chooses."""
+
+    _fields_ = (("probs", c_void_p), ("start", c_uint64), ("gamma", c_uint64), ("token", c_int64))

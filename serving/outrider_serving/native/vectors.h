@@ -18,6 +18,9 @@ namespace outrider {
 
 constexpr int kBytes = 64;
 
+// How many pieces of `size` hold `count`.
+inline int64_t pieces(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
 struct bf16 {
   uint16_t bits;
 };
@@ -65,9 +68,29 @@ inline f32v exp(f32v x) {
   return x < bottom ? f32v{} : y;
 }
 
+// Within 1 unit in the last place, and so where results are subnormal; infinite where std::exp is.
 inline f64v exp(f64v x) {
-  for (int i = 0; i < 8; ++i) x[i] = std::exp(x[i]);
-  return x;
+  const f64v top = f64v{} + 709.782712893384, bottom = f64v{} - 746.0;  // below it everything rounds to 0
+  const f64v within = x > top ? top : (x < bottom ? bottom : x);
+  const double magic = 6755399441055744.0;  // 1.5 * 2 ** 52: adding it rounds to whole numbers, in the last bits
+  const f64v shifted = within * 1.44269504088896340736 + magic;
+  const f64v n = shifted - magic;
+  const f64v r = (within - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
+  f64v p = r * (1.0 / 6227020800) + 1.0 / 479001600;  // the series: what is left out is below 2 ** -57
+  p = p * r + 1.0 / 39916800;
+  p = p * r + 1.0 / 3628800;
+  p = p * r + 1.0 / 362880;
+  p = p * r + 1.0 / 40320;
+  p = p * r + 1.0 / 5040;
+  p = p * r + 1.0 / 720;
+  p = p * r + 1.0 / 120;
+  p = p * r + 1.0 / 24;
+  p = p * r + 1.0 / 6;
+  p = p * r + 0.5;
+  p = p * (r * r) + r + 1.0;
+  const i64v small = within < -708.0;  // two steps, of which the second may round
+  const f64v y = (f64v)((i64v)p + (((i64v)shifted + (small & 128)) << 52)) * (small ? f64v{} + 0x1p-128 : f64v{} + 1.0);
+  return x > top ? f64v{} + std::numeric_limits<double>::infinity() : (x == x ? y : x);
 }
 
 template <class V>

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from outrider_serving.sampling import compiled
 from outrider_serving.sampling.distribution import Distribution
 from outrider_serving.sampling.noise import NoiseKey, exponentials
 
@@ -34,12 +36,21 @@ def coupled_tokens(ps: Sequence[Distribution], keys: Sequence[NoiseKey]) -> list
     cut = [(n, p.ids) for n, p in enumerate(ps) if p.ids is not None]
     tokens: dict[int, int] = {}
     if whole:
-        probs = torch.stack([ps[n].probs for n in whole])
-        clocks = exponentials([keys[n] for n in whole], torch.arange(probs.shape[-1], device=probs.device))
-        tokens.update(zip(whole, clocks.div_(probs).argmin(-1).tolist(), strict=True))
+        chosen = _of_the_whole([ps[n].probs for n in whole], [keys[n] for n in whole])
+        tokens.update(zip(whole, chosen, strict=True))
     if cut:
         ids = pad_sequence([support for _, support in cut], batch_first=True)
         probs = pad_sequence([ps[n].probs for n, _ in cut], batch_first=True)  # a padded clock never rings
         first = (exponentials([keys[n] for n, _ in cut], ids) / probs).argmin(-1, keepdim=True)
         tokens.update(zip([n for n, _ in cut], ids.gather(1, first)[:, 0].tolist(), strict=True))
     return [tokens[n] for n in range(len(ps))]
+
+
+def _of_the_whole(rows: Sequence[Tensor], keys: Sequence[NoiseKey]) -> list[int]:
+    """The token of each row of probabilities, [vocabulary]."""
+    if (kernels := compiled.kernels(rows[0])) is not None:
+        return compiled.coupled_tokens(kernels, rows, keys)
+    probs = torch.stack(list(rows))
+    clocks = exponentials(keys, torch.arange(probs.shape[-1], device=probs.device))
+    tokens: list[int] = clocks.div_(probs).argmin(-1).tolist()
+    return tokens

@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 
 from outrider_serving.engine.types import EngineError, SamplingParams
+from outrider_serving.sampling import compiled
 from outrider_serving.sampling.distribution import Cut, Distribution, cut
 from outrider_serving.sampling.edits import Bias, Edit, Ids, Penalty, edited
 from outrider_serving.sampling.highest import highest
@@ -194,10 +195,16 @@ def distributions(logits: Tensor, at: At) -> list[Distribution]:
         NoTokenLeftError: in some row nothing is left.
         ValueError: the logits are not of the vocabulary's size.
     """
-    z, highest = _edited(logits, at)
     temperatures = [max(law.params.temperature, _COLDEST) for law, _ in at]
+    cuts = [law.cut for law, _ in at]
+    if (kernels := compiled.kernels(logits)) is not None:
+        found = compiled.distributions(kernels, _edited_rows(logits, at), temperatures, cuts)
+        if found is None:
+            raise NoTokenLeftError
+        return found
+    z, highest = _edited(logits, at)
     z.sub_(highest).div_(torch.tensor(temperatures, dtype=torch.float64, device=z.device)[:, None])
-    return cut(torch.softmax(z, -1), [law.cut for law, _ in at])
+    return cut(torch.softmax(z, -1), cuts)
 
 
 def best(logits: Tensor, at: At) -> list[int]:
@@ -209,13 +216,29 @@ def best(logits: Tensor, at: At) -> list[int]:
 
 def _edited(logits: Tensor, at: At) -> tuple[Tensor, Tensor]:
     """Edited logits, float64 [rows, vocabulary], and the highest of each row [rows, 1]."""
-    if any(law.vocab_size != logits.shape[-1] for law, _ in at):
-        raise ValueError(f"{logits.shape[-1]} logits where the vocabulary has {at[0][0].vocab_size}")
+    _check_size(logits, at)
     z = edited(logits, [law.edit(path) for law, path in at])
     highest = z.amax(-1, keepdim=True)
     if not bool(highest.isfinite().all()):
         raise NoTokenLeftError
     return z, highest
+
+
+def _edited_rows(logits: Tensor, at: At) -> list[Tensor]:
+    """Each row of logits, edited where something edits it: only then it is a float64 copy."""
+    _check_size(logits, at)
+    rows = list(compiled.readable(logits))
+    changed = [row for row, (law, _) in enumerate(at) if not law.plain]
+    if changed:
+        edits = [law.edit(path) for law, path in (at[row] for row in changed)]
+        for row, theirs in zip(changed, edited(logits[changed], edits), strict=True):
+            rows[row] = theirs
+    return rows
+
+
+def _check_size(logits: Tensor, at: At) -> None:
+    if any(law.vocab_size != logits.shape[-1] for law, _ in at):
+        raise ValueError(f"{logits.shape[-1]} logits where the vocabulary has {at[0][0].vocab_size}")
 
 
 def _cut_of(params: SamplingParams, vocab_size: int) -> Cut | None:

@@ -71,6 +71,7 @@ class Batch:
     """One target pass over T tokens, with logits for N of them.
 
     Attributes:
+        pieces: what was packed.
         segments: one for each piece, in order.
         ids: int64 [T].
         positions: int64 [T].
@@ -78,6 +79,7 @@ class Batch:
         logits: int64 [N], which tokens' logits are wanted, ascending.
     """
 
+    pieces: Sequence[Piece]
     segments: tuple[Segment, ...]
     ids: Tensor
     positions: Tensor
@@ -99,6 +101,7 @@ def pack(pieces: Sequence[Piece], page_size: int, device: torch.device) -> Batch
         wanted.append(np.arange(len(ids) - kept, len(ids)))
         rows += kept
     return Batch(
+        pieces=pieces,
         segments=tuple(segments),
         ids=torch.tensor(ids, dtype=torch.int64, device=device),
         positions=_tensor([s.positions for s in segments], device),

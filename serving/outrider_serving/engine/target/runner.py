@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from outrider_serving.engine.target.attention import TargetPass
 from outrider_serving.engine.target.batch import Batch
 from outrider_serving.engine.target.kv import KVStore
 from outrider_serving.engine.target.native.decoder import Compiled, NativeDecoder
@@ -27,6 +29,10 @@ class Pass:
     logits: Tensor
     hidden: Mapping[int, Tensor]
 
+    def copy(self) -> Pass:
+        """What later passes leave as it is."""
+        return Pass(self.logits.clone(), {layer: states.clone() for layer, states in self.hidden.items()})
+
 
 def joined(passes: Sequence[Pass]) -> Pass:
     """One pass in the place of several, at least one, that wanted the same layers."""
@@ -34,8 +40,65 @@ def joined(passes: Sequence[Pass]) -> Pass:
     return Pass(torch.cat([one.logits for one in passes]), hidden)
 
 
+def forward(
+    model: PreTrainedModel,
+    ids: Tensor,
+    positions: Tensor,
+    rows: Tensor,
+    layers: Sequence[int],
+    target_pass: TargetPass,
+) -> Pass:
+    """One pass through transformers' modules.
+
+    Args:
+        model: loaded with `attn_implementation` "outrider".
+        ids: int64 [T], on the model's device as all are.
+        positions: int64 [T].
+        rows: int64 [N], which tokens' logits are wanted.
+        layers: whose hidden states are wanted, ascending.
+        target_pass: attends.
+    """
+    out = model(
+        input_ids=ids[None],
+        position_ids=positions[None],
+        use_cache=False,
+        logits_to_keep=rows,
+        output_hidden_states=layers or None,
+        target_pass=target_pass,
+    )
+    return Pass(out.logits[0], {layer: out.hidden_states[layer][0] for layer in layers})
+
+
+class Runner(Protocol):
+    """The target model, over pages of keys and values. Belongs to the thread of the steps."""
+
+    @property
+    def batches_on(self) -> torch.device:
+        """Where it takes a batch's tensors."""
+        ...
+
+    def run(self, batch: Batch, hidden_layers: Sequence[int] = ()) -> Pass:
+        """One target pass; the tokens' keys and values are written to their slots.
+
+        Args:
+            batch: what to run.
+            hidden_layers: which of what transformers calls `hidden_states` are wanted, distinct.
+
+        Returns:
+            What may be read until the next pass, which may overwrite it.
+
+        Raises:
+            torch.OutOfMemoryError, RuntimeError, MemoryError: what the model raised.
+        """
+        ...
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy the keys and values of tokens between slots; see `KVStore.move`."""
+        ...
+
+
 class ModelRunner:
-    """The target model, over pages of keys and values."""
+    """A `Runner` for any device. Results of a pass are its own."""
 
     def __init__(self, model: PreTrainedModel, store: KVStore, compiled: Compiled | None = None) -> None:
         """Take the model and its store.
@@ -49,6 +112,7 @@ class ModelRunner:
             NotRecognisedError: compiled code cannot run this model.
         """
         self._model = model
+        self._device = model.device
         self._store = store
         self._native = (
             None if compiled is None else NativeDecoder(compiled.structure, store, compiled.library)
@@ -57,34 +121,24 @@ class ModelRunner:
     @property
     def device(self) -> torch.device:
         """Where it runs."""
-        return self._model.device
+        return self._device
+
+    @property
+    def batches_on(self) -> torch.device:
+        """Where it takes a batch's tensors."""
+        return self._device
 
     @torch.inference_mode()
     def run(self, batch: Batch, hidden_layers: Sequence[int] = ()) -> Pass:
-        """One target pass; the tokens' keys and values are written to their slots.
-
-        Args:
-            batch: what to run.
-            hidden_layers: which of what transformers calls `hidden_states` are wanted, distinct.
-
-        Raises:
-            torch.OutOfMemoryError, RuntimeError, MemoryError: what the model raised.
-        """
+        """One target pass; see `Runner.run`."""
         if self._native is not None:
             return Pass(*self._native.run(batch, hidden_layers))
+        attention = TorchPass(self._store, batch)
         layers = sorted(hidden_layers)
-        out = self._model(
-            input_ids=batch.ids[None],
-            position_ids=batch.positions[None],
-            use_cache=False,
-            logits_to_keep=batch.logits,
-            output_hidden_states=layers or None,
-            target_pass=TorchPass(self._store, batch),
-        )
+        ran = forward(self._model, batch.ids, batch.positions, batch.logits, layers, attention)
         if batch.ids.is_cuda:
             torch.cuda.synchronize(batch.ids.device)  # else what follows would be blamed for the pass's time
-        hidden = {layer: out.hidden_states[layer][0] for layer in layers}
-        return Pass(out.logits[0], hidden)
+        return ran
 
     @torch.inference_mode()
     def move(self, sources: Tensor, targets: Tensor) -> None:
