@@ -122,7 +122,7 @@ def library() -> Library | None:
         return None
     try:
         return Library(best)
-    except OSError as error:
+    except (OSError, AttributeError) as error:  # not there, or not of these sources
         logger.warning(
             "the CPU kernels cannot be used, so models run slower, on transformers' own code: %s", error
         )

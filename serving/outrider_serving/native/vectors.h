@@ -106,43 +106,30 @@ inline V tanh(V x) {
 template <class S>
 struct Element;
 
-template <>
-struct Element<float> {
-  using C = float;
-  using V = f32v;
-  using W = f32v;
-  static constexpr int lanes = 16, step = 16;
+template <class S, class Vector>
+struct Plain {  // computed in as it is stored
+  using C = S;
+  using V = Vector;
+  using W = Vector;
+  static constexpr int lanes = kBytes / sizeof(S), step = lanes;
   static V dot(V sum, W a, W b) { return sum + a * b; }
-  static V load(const float* from) {
+  static V load(const S* from) {
     V v;
     std::memcpy(&v, from, sizeof v);
     return v;
   }
-  static W operand(const float* from) { return load(from); }
-  static void store(float* to, V v) { std::memcpy(to, &v, sizeof v); }
-  static C get(float x) { return x; }
-  static float put(C x) { return x; }
+  static W operand(const S* from) { return load(from); }
+  static void store(S* to, V v) { std::memcpy(to, &v, sizeof v); }
+  static C get(S x) { return x; }
+  static S put(C x) { return x; }
   static V rounded(V v) { return v; }
 };
 
 template <>
-struct Element<double> {
-  using C = double;
-  using V = f64v;
-  using W = f64v;
-  static constexpr int lanes = 8, step = 8;
-  static V dot(V sum, W a, W b) { return sum + a * b; }
-  static V load(const double* from) {
-    V v;
-    std::memcpy(&v, from, sizeof v);
-    return v;
-  }
-  static W operand(const double* from) { return load(from); }
-  static void store(double* to, V v) { std::memcpy(to, &v, sizeof v); }
-  static C get(double x) { return x; }
-  static double put(C x) { return x; }
-  static V rounded(V v) { return v; }
-};
+struct Element<float> : Plain<float, f32v> {};
+
+template <>
+struct Element<double> : Plain<double, f64v> {};
 
 template <>
 struct Element<bf16> {

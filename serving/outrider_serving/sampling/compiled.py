@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider_serving.native import structs
 from outrider_serving.native.library import Library, library
 from outrider_serving.sampling.distribution import Cut, Distribution
-from outrider_serving.sampling.noise import NoiseKey, _stream
+from outrider_serving.sampling.noise import NoiseKey, stream
 
 _TYPES = {torch.bfloat16: structs.BFLOAT16, torch.float32: structs.FLOAT32, torch.float64: structs.FLOAT64}
 _FEWEST = 4096
@@ -93,6 +93,6 @@ def coupled_tokens(kernels: Library, probs: Sequence[Tensor], keys: Sequence[Noi
     rows = (structs.ClockRow * len(contiguous))()
     for row, theirs, key in zip(rows, contiguous, keys, strict=True):
         row.probs = theirs.data_ptr()
-        row.start, row.gamma = _stream(key)
+        row.start, row.gamma = stream(key)
     kernels.coupled(rows, len(contiguous[0]), torch.get_num_threads())
     return [row.token for row in rows]

@@ -53,7 +53,7 @@ def exponentials(keys: Sequence[NoiseKey], ids: Tensor) -> Tensor:
     Returns:
         float64 [rows, n], in (2 ** -65, 37), on the device of `ids`.
     """
-    streams = [_stream(key) for key in keys]
+    streams = [stream(key) for key in keys]
     starts, gammas = torch.tensor(streams, dtype=torch.int64).to(ids.device).unbind(1)
     words = (ids + 1) * gammas[:, None]  # int64 products wrap modulo 2 ** 64
     words += starts[:, None]
@@ -78,7 +78,7 @@ def _shift_right(words: Tensor, by: int, out: Tensor) -> Tensor:
     return out
 
 
-def _stream(key: NoiseKey) -> tuple[int, int]:
+def stream(key: NoiseKey) -> tuple[int, int]:
     """Start and gamma of the stream of a key, as int64; each component is mixed in by a step of its own."""
     state = 0
     for component in key:

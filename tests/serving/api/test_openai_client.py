@@ -46,9 +46,14 @@ def test_a_completion_in_one_piece_and_in_a_stream(client: openai.OpenAI) -> Non
     assert [chunk.choices[0].finish_reason for chunk in chunks[:-2]] == [None] * (len(chunks) - 2)
     assert chunks[-2].choices[0].finish_reason == "length"
     assert chunks[-1].choices == []
-    assert chunks[-1].usage == whole.usage
+    assert _tokens(chunks[-1].usage) == _tokens(whole.usage)
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
     assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def _tokens(usage: Any) -> dict[str, Any]:
+    """Without how they came about, which depends on how long steps took."""
+    return {name: value for name, value in usage.to_dict().items() if name != "speculation"}
 
 
 def test_a_conversation_in_one_piece_and_in_a_stream(client: openai.OpenAI) -> None:

@@ -19,6 +19,7 @@ from outrider_serving.engine.schedule.sequence import Sequence
 from outrider_serving.engine.schedule.tables import PageTables
 from outrider_serving.engine.target import batch, paged
 from outrider_serving.engine.target.kv import KVStore
+from outrider_serving.engine.target.native import decoder
 from outrider_serving.models.loading import LoadedModel
 from serving.engine import (
     test_greedy,
@@ -59,7 +60,11 @@ def kept(m: Models) -> None:
 
 
 def windows(m: Models) -> None:
-    test_paged.test_every_node_sees_its_own_path(m.mistral)  # type: ignore[call-arg]
+    test_paged.test_every_node_sees_its_own_path(m.mistral, compiled=False)  # type: ignore[call-arg]
+
+
+def paths(m: Models) -> None:
+    test_paged.test_every_node_sees_its_own_path(m.mistral, compiled=True)  # type: ignore[call-arg]
 
 
 def warm_cache(m: Models) -> None:
@@ -136,6 +141,7 @@ FAULTS: dict[str, tuple[tuple[Any, str, Any], Guard]] = {
     ),
     "an accepted path stays where its nodes were": ((Turn, "moves", lambda _: []), greedy("bushy")),
     "a tree is run as a chain": ((batch, "_ancestors", lambda *_: None), greedy("bushy")),
+    "compiled code runs a tree as a chain": ((decoder, "_paths", lambda _: None), paths),
     "windows count slots": ((paged, "visible", window_by_slots), windows),
     "windows are one too wide": (
         (paged, "visible", window_too_wide),
