@@ -196,7 +196,7 @@ def test_a_grammar_holds_at_every_proposed_position(tiny: LoadedModel, how: str)
 def test_preemption_with_a_grammar_under_way(tiny_llama: LoadedModel) -> None:
     params = {"grammar": grammar.regex_grammar("[a-z ]{40,60}"), "max_tokens": 70, **SAMPLED}
     alone = [run(tiny_llama, request([n + 5] * 9, **params))[0].tokens for n in range(5)]
-    engine = bench(tiny_llama, pages=40, step_tokens=64)
+    engine = bench(tiny_llama, pages=22, step_tokens=64)
     together = engine.run(*(request([n + 5] * 9, **params) for n in range(5)))
     assert [result.tokens for result in together] == alone
     assert sum(record.preemptions for record in engine.records) > 0
