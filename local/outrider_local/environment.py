@@ -24,7 +24,7 @@ _STAMP = ".outrider-stamp"
 def stamp(checkout: Path, python: str = sys.version) -> str:
     """A digest of all that decides what the environment holds."""
     digest = hashlib.sha256()
-    kernels = (file for file in (checkout / KERNELS).iterdir() if file.suffix in {".cpp", ".h"})
+    kernels = (file for file in (checkout / KERNELS).iterdir() if file.suffix in {".cpp", ".h", ".py"})
     files = (checkout / LOCK, checkout / "pyproject.toml", *sorted(kernels))
     parts = (UV.encode(), python.encode(), repr(find(COMPILER)).encode())
     for part in (*parts, *(file.read_bytes() for file in files)):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from outrider_serving.engine.target.attention import Scoring, UnsupportedAttentionError
+from outrider_serving.engine.target.attention import Scoring, UnsupportedAttentionError, each_alone
 from outrider_serving.engine.target.kv import KVShape
 from outrider_serving.models.errors import ModelError
 
@@ -69,7 +69,7 @@ class _Probe:
         if layer in self.layers:
             raise UnsupportedAttentionError(f"layer {layer} attends twice, or shares its index with another")
         self.layers[layer] = KVShape(key.shape[0], key.shape[-1], value.shape[-1])
-        return value.repeat_interleave(query.shape[0] // key.shape[0], 0).transpose(0, 1)
+        return each_alone(query, value)
 
 
 def check_attention(model: PreTrainedModel, source: object) -> Mapping[int, KVShape]:

@@ -75,9 +75,9 @@ def _store(model: PreTrainedModel, shapes: Mapping[int, KVShape]) -> KVStore:
 def _paged(runner: ModelRunner, text: Sequence[int], other: Sequence[int], proposal: Proposal) -> Tensor:
     """[5, vocabulary]: after the text, after each node, and after the other text in the same pass."""
     pages = [7, 2, 3, 5]
-    runner.run(pack([Piece(text[:_CACHED], Proposal(), 0, pages, 0)], _PAGE, runner.device))
+    runner.run(pack([Piece(text[:_CACHED], Proposal(), 0, pages, 0)], _PAGE, runner.batches_on))
     pieces = [Piece(text[_CACHED:], proposal, _CACHED, pages, 1), Piece(other, Proposal(), 0, [9], 1)]
-    return runner.run(pack(pieces, _PAGE, runner.device)).logits
+    return runner.run(pack(pieces, _PAGE, runner.batches_on)).logits
 
 
 @torch.inference_mode()

@@ -74,11 +74,8 @@ def variants() -> tuple[Variant, ...]:
     return VARIANTS.get(platform.machine(), ()) if sys.platform == "linux" else ()
 
 
-def build(said: Iterable[str] = ()) -> list[Path]:
-    """Compile what is not there yet for these sources.
-
-    Args:
-        said: more flags for the compiler, beside CXXFLAGS.
+def build() -> list[Path]:
+    """Compile what is not there yet for these sources; CXX and CXXFLAGS are heeded.
 
     Returns:
         All libraries.
@@ -89,7 +86,7 @@ def build(said: Iterable[str] = ()) -> list[Path]:
     """
     wanted = variants()
     compiler = shlex.split(os.environ.get("CXX", "g++"))
-    flags = (*_FLAGS, *shlex.split(os.environ.get("CXXFLAGS", "")), *said)
+    flags = (*_FLAGS, *shlex.split(os.environ.get("CXXFLAGS", "")))
     missing = [one for one in wanted if not _current(one, flags)]
     if missing and shutil.which(compiler[0]) is None:
         raise NoCompilerError(f"there is no {compiler[0]}")

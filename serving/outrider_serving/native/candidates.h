@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <bit>
-#include <memory>
 #include <utility>
 
+#include "memory.h"
 #include "vectors.h"
 
 namespace outrider {
@@ -18,27 +18,6 @@ constexpr int64_t kMostBins = 1 << 13;
 struct Cut {
   int64_t top_k;  // 0 for all
   double top_p, min_p;
-};
-
-template <class S>
-class Memory {  // grows, and is not initialised
- public:
-  S* reserve(int64_t count) {
-    if (count > size_) {
-      size_ = 0;
-      memory_.reset();
-      memory_ = std::make_unique_for_overwrite<Line[]>(pieces(count * sizeof(S), kBytes));
-      size_ = count;
-    }
-    return reinterpret_cast<S*>(memory_.get());
-  }
-
- private:
-  struct alignas(kBytes) Line {
-    char bytes[kBytes];
-  };
-  std::unique_ptr<Line[]> memory_;
-  int64_t size_ = 0;
 };
 
 struct Candidate {

@@ -75,8 +75,6 @@ int64_t first_to_ring(const ClockRow& row, int64_t vocabulary) {
 
 extern "C" {
 
-#define OUTRIDER_EXPORT __attribute__((visibility("default")))
-
 // Sets the token of every row.
 OUTRIDER_EXPORT void outrider_coupled(ClockRow* rows, int64_t count, int64_t vocabulary, int threads) {
   threads = int(std::clamp(count * vocabulary / kPerThread, int64_t(1), int64_t(threads)));

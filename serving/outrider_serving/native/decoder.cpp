@@ -5,12 +5,12 @@
 
 #include <omp.h>
 
-#include <cstdlib>
 #include <memory>
 #include <new>
 #include <vector>
 
 #include "attention.h"
+#include "memory.h"
 #include "product.h"
 #include "team.h"
 
@@ -70,26 +70,6 @@ namespace {
 
 constexpr int64_t kWorthThreads = 1 << 22;  // fewer multiplications are done before other threads have begun
 constexpr int kUnit = 32;  // rows of a weight that a thread takes at once: whole lines of memory in results
-
-template <class S>
-class Rows {  // memory that grows
- public:
-  S* reserve(int64_t count) {
-    if (count > size_) {
-      memory_.reset(static_cast<S*>(std::aligned_alloc(kBytes, (count * sizeof(S) + kBytes - 1) / kBytes * kBytes)));
-      if (!memory_) throw std::bad_alloc();
-      size_ = count;
-    }
-    return memory_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(S* memory) const { std::free(memory); }
-  };
-  std::unique_ptr<S[], Free> memory_;
-  int64_t size_ = 0;
-};
 
 template <class S>
 __attribute__((noinline)) void normalise(const S* x, int64_t size, const Norm& norm, S* out) {
@@ -285,7 +265,7 @@ class Decoder {
   }
 
   // How many units a linear layer's rows are shared out in.
-  static int64_t units(const Linear& linear) { return (linear.rows + kUnit - 1) / kUnit; }
+  static int64_t units(const Linear& linear) { return pieces(linear.rows, kUnit); }
 
   // Calls compute(row, rows, to) for each block of a unit's rows, where what it computes of token m belongs at
   // to + m * stride. Results of several tokens lie together first: written to their places as they come, half
@@ -380,7 +360,7 @@ class Decoder {
     int64_t parts;  // index of the first chunk's states
   };
   struct Part {
-    int64_t unit, chunk;  // chunk: counted from the first that a layer sees
+    int64_t unit, chunk;
   };
 
   // Few queries over long contexts are shared out by chunks, as else most threads would wait.
@@ -500,8 +480,8 @@ class Decoder {
   }
 
   const Model& model_;
-  Rows<S> x_rows_, h_rows_, t_rows_, q_rows_, k_rows_, v_rows_, a_rows_, m_rows_, staging_rows_;
-  Rows<C> states_rows_, parts_rows_;
+  Memory<S> x_rows_, h_rows_, t_rows_, q_rows_, k_rows_, v_rows_, a_rows_, m_rows_, staging_rows_;
+  Memory<C> states_rows_, parts_rows_;
   S *x_, *h_, *t_, *q_, *k_, *v_, *a_, *m_, *staging_;
   int64_t staging_size_;
   C *states_, *parts_values_;
@@ -524,8 +504,6 @@ struct Of final : Any {
 }  // namespace
 
 extern "C" {
-
-#define OUTRIDER_EXPORT __attribute__((visibility("default")))
 
 // The model, and all that it points to, outlives the decoder. Types: 0 bfloat16, 1 float32, 2 float64.
 OUTRIDER_EXPORT void* outrider_decoder(const Model* model) {

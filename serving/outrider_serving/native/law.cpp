@@ -172,8 +172,6 @@ void laws(LawRow* rows, int64_t count, int64_t vocabulary, int threads) {
 
 extern "C" {
 
-#define OUTRIDER_EXPORT __attribute__((visibility("default")))
-
 // Sets what a row says is set; `outrider_law_close` frees it, whatever came out. Returns the worst outcome.
 OUTRIDER_EXPORT int outrider_law(LawRow* rows, int64_t count, int64_t vocabulary, int threads) {
   try {

@@ -9,10 +9,14 @@ from pathlib import Path
 
 import torch
 
+from outrider_serving.native import structs
 from outrider_serving.native.build import Variant, variants
 from outrider_serving.native.structs import Batch, ClockRow, LawRow, Model
 
 logger = logging.getLogger(__name__)
+
+TYPES = {torch.bfloat16: structs.BFLOAT16, torch.float32: structs.FLOAT32, torch.float64: structs.FLOAT64}
+"""What compiled code computes with."""
 
 
 class Library:

@@ -14,6 +14,9 @@
 #include <immintrin.h>
 #endif
 
+// What Python calls.
+#define OUTRIDER_EXPORT __attribute__((visibility("default")))
+
 namespace outrider {
 
 constexpr int kBytes = 64;
@@ -34,17 +37,10 @@ typedef uint16_t u16v __attribute__((vector_size(kBytes)));
 typedef uint16_t u16half __attribute__((vector_size(kBytes / 2)));
 
 // a * b + c in the one way that vectors of a * b + c are computed: compilers round loops of scalars in several.
-inline float fused(float a, float b, float c) {
+template <class C>
+inline C fused(C a, C b, C c) {
 #if defined(__FMA__) || defined(__aarch64__)
-  return __builtin_fmaf(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-
-inline double fused(double a, double b, double c) {
-#if defined(__FMA__) || defined(__aarch64__)
-  return __builtin_fma(a, b, c);
+  return std::fma(a, b, c);
 #else
   return a * b + c;
 #endif

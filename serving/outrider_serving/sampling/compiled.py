@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from outrider_serving.native import structs
-from outrider_serving.native.library import Library, library
+from outrider_serving.native.library import TYPES, Library, library
 from outrider_serving.sampling.distribution import Cut, Distribution
 from outrider_serving.sampling.noise import NoiseKey, stream
 
-_TYPES = {torch.bfloat16: structs.BFLOAT16, torch.float32: structs.FLOAT32, torch.float64: structs.FLOAT64}
 _FEWEST = 4096
 """Tokens of a vocabulary that is worth it: fewer cost torch nothing."""
 _BLOCK = 64
@@ -32,7 +31,7 @@ def kernels(rows: Tensor) -> Library | None:
 
 def readable(logits: Tensor) -> Tensor:
     """The logits as compiled code can read them: rows of numbers side by side, of a type that it knows."""
-    return (logits if logits.dtype in _TYPES else logits.double()).contiguous()
+    return (logits if logits.dtype in TYPES else logits.double()).contiguous()
 
 
 def distributions(
@@ -56,7 +55,7 @@ def distributions(
     rows = (structs.LawRow * len(logits))()
     found = list[Distribution | None]()
     for row, theirs, temperature, wanted in zip(rows, logits, temperatures, cuts, strict=True):
-        row.logits, row.type, row.temperature = theirs.data_ptr(), _TYPES[theirs.dtype], temperature
+        row.logits, row.type, row.temperature = theirs.data_ptr(), TYPES[theirs.dtype], temperature
         if wanted is None:
             probs = torch.empty(-(-vocabulary // _BLOCK) * _BLOCK, dtype=torch.float64)
             row.probs = probs.data_ptr()

@@ -364,8 +364,9 @@ def test_without_a_library_models_run_on_modules_and_it_is_logged(
 
 def test_building_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -x")
+    monkeypatch.setenv("CXXFLAGS", "-DNEW")
     with pytest.raises(build.NoCompilerError, match="no-such-compiler"):
-        build.build(["-DNEW"])
+        build.build()
 
 
 def test_a_store_of_another_model_is_no_excuse() -> None:

@@ -76,6 +76,11 @@ class TargetPass(Protocol):
         ...
 
 
+def each_alone(query: Tensor, value: Tensor) -> Tensor:
+    """What `TargetPass.attend` gives where every token sees itself alone: to look at how a model attends."""
+    return value.repeat_interleave(query.shape[0] // value.shape[0], 0).transpose(0, 1)
+
+
 def attend(
     module: nn.Module,
     query: Tensor,

@@ -119,11 +119,6 @@ class ModelRunner:
         )
 
     @property
-    def device(self) -> torch.device:
-        """Where it runs."""
-        return self._device
-
-    @property
     def batches_on(self) -> torch.device:
         """Where it takes a batch's tensors."""
         return self._device

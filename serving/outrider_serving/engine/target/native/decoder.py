@@ -23,9 +23,8 @@ from outrider_serving.engine.target.native.structure import (
     activation_number,
 )
 from outrider_serving.native import structs
-from outrider_serving.native.library import Library
+from outrider_serving.native.library import TYPES, Library
 
-_TYPES = {torch.bfloat16: structs.BFLOAT16, torch.float32: structs.FLOAT32, torch.float64: structs.FLOAT64}
 _FIRST_POSITIONS = 1024
 
 
@@ -155,7 +154,7 @@ def _model(
 ) -> structs.Model:
     heads = structs.HeadShape(structure.heads, structure.key_heads, structure.head_size, structure.head_size)
     return structs.Model(
-        type=_TYPES[structure.embedding.dtype],
+        type=TYPES[structure.embedding.dtype],
         layers=len(layers),
         hidden=structure.embedding.shape[1],
         shape=heads,

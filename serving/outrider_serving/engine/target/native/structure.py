@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outrider_serving.engine.target.attention import Scoring
+from outrider_serving.engine.target.attention import Scoring, each_alone
+from outrider_serving.native.library import TYPES
 
 Rotation = Callable[[Tensor], tuple[Tensor, Tensor]]
 """From positions int64 [P] to cosines and sines [P, rotary size], in the model's dtype."""
@@ -67,7 +68,6 @@ _FAMILIES = {
     "gemma3_text": _GEMMA,
 }
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu", "relu")
-_DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def structure_of(model: PreTrainedModel) -> Structure:
     family = _FAMILIES.get(config.model_type)
     if family is None:
         raise NotRecognisedError(f"models of type {config.model_type} have no compiled form")
-    if model.device.type != "cpu" or model.dtype not in _DTYPES:
+    if model.device.type != "cpu" or model.dtype not in TYPES:
         raise NotRecognisedError(f"{model.dtype} on {model.device.type} has no compiled form")
     activation = getattr(config, "hidden_activation", None) or config.hidden_act
     if activation not in _ACTIVATIONS:
@@ -190,10 +190,10 @@ class _Observed:
     rope: dict[int, int] = field(default_factory=dict)
     rotations: list[Rotation] = field(default_factory=list)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+    def attend(self, layer: int, query: Tensor, _: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """See `attention.TargetPass.attend`: every token sees itself alone."""
         self.scoring[layer] = scoring
-        return value.repeat_interleave(query.shape[0] // key.shape[0], 0).transpose(0, 1)
+        return each_alone(query, value)
 
 
 @torch.inference_mode()
