@@ -69,6 +69,11 @@ class ServerProcess:
         return self._process.pid
 
     @property
+    def engine_pid(self) -> int:
+        """Of the newest process of the engine."""
+        return int(self.events("the engine's process has started")[-1]["pid"])
+
+    @property
     def url(self) -> str:
         """Where the API is."""
         if self._port is None:

@@ -1,5 +1,7 @@
 """Clients that keep their connections while the server drains."""
 
+import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,13 +21,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_answer_that_was_asked_for_before_the_drain_is_the_last(start: Start, model: Path) -> None:
     server = start(str(model), "--drain-delay", "30", "--grace-period", "60").ready()
-    asked = {"model": model.name, "prompt": "a", "max_tokens": 2000, "ignore_eos": True}
+    asked = {"model": model.name, "prompt": "a", "max_tokens": 5000, "ignore_eos": True}
     with httpx.Client(base_url=server.url, timeout=30) as client, ThreadPoolExecutor(1) as thread:
         answer = thread.submit(client.post, "/v1/completions", json=asked)
         eventually(lambda: server.metric("outrider_requests_running") == 1)
+        os.kill(server.engine_pid, signal.SIGSTOP)  # it could be too fast for what follows
         time.sleep(1.5)  # uvicorn has made new headers for later answers meanwhile
         assert not answer.done()
         server.signal()
+        eventually(lambda: server.get("/readyz").status_code == 503)
+        os.kill(server.engine_pid, signal.SIGCONT)
         assert answer.result().headers["connection"] == "close"
 
 

@@ -153,11 +153,6 @@ def test_nobody_outstays_the_grace_period(
     assert "Traceback" not in server.log
 
 
-def engine_pid(server: ServerProcess) -> int:
-    """Of the newest process of the engine."""
-    return int(server.events("the engine's process has started")[-1]["pid"])
-
-
 def gone(pid: int) -> bool:
     """A process has ended and is reaped."""
     return not Path(f"/proc/{pid}").exists()
@@ -168,7 +163,7 @@ def test_the_engines_process_is_killed_under_load(start: Start, plain: Path, tmp
     settings = tmp_path / "settings.json"
     settings.write_text(SETTINGS.model_copy(update={"generation": 5}).model_dump_json(by_alias=True))
     server = start(str(plain), "--settings", str(settings)).ready()
-    first, pages = engine_pid(server), server.metric("outrider_pages_total")
+    first, pages = server.engine_pid, server.metric("outrider_pages_total")
     streams = [server.client().completions.create(max_tokens=90_000, **ENDLESS) for _ in range(3)]
     for stream in streams:
         next(stream)
@@ -188,7 +183,7 @@ def test_the_engines_process_is_killed_under_load(start: Start, plain: Path, tmp
 
     server.ready()
     assert gone(first)
-    assert engine_pid(server) != first
+    assert server.engine_pid != first
     assert server.client().completions.create(model="plain", prompt="a").choices
     assert server.metric("outrider_engine_restarts_total", reason="died") == 1
     assert server.metric("outrider_requests_running") == 0
@@ -200,7 +195,7 @@ def test_the_engines_process_is_killed_under_load(start: Start, plain: Path, tmp
 
 def test_the_engines_process_is_stopped_under_load(start: Start, plain: Path) -> None:
     server = start(str(plain)).ready()
-    first = engine_pid(server)
+    first = server.engine_pid
     stream = server.client().completions.create(max_tokens=90_000, **ENDLESS)
     next(stream)
     os.kill(first, signal.SIGSTOP)
@@ -216,7 +211,7 @@ def test_a_stop_that_signals_every_process_still_drains(start: Start, plain: Pat
     server = start(str(plain), "--drain-delay", "0", "--grace-period", "30").ready()
     stream = server.client().completions.create(max_tokens=300, **ENDLESS)
     next(stream)
-    os.kill(engine_pid(server), signal.SIGTERM)
+    os.kill(server.engine_pid, signal.SIGTERM)
     server.signal()
     assert list(stream)[-1].choices[0].finish_reason == "length"
     assert server.wait() == 0
@@ -265,13 +260,13 @@ def test_the_server_is_killed(start: Start, plain: Path) -> None:
     server = start(str(plain)).ready()
     server.signal(signal.SIGKILL)
     server.wait()
-    eventually(lambda: gone(engine_pid(server)))
+    eventually(lambda: gone(server.engine_pid))
 
 
 def test_the_engine_dies_while_the_model_loads(start: Start, plain: Path) -> None:
     server = start(str(plain))
     eventually(lambda: server.events("the engine's process has started"))
-    os.kill(engine_pid(server), signal.SIGKILL)
+    os.kill(server.engine_pid, signal.SIGKILL)
     assert server.wait() == 1
     assert server.lines[-1] == (
         "outrider serve: failed: EngineError: the engine's process was ended by signal 9 (Killed)\n"
@@ -288,9 +283,9 @@ def test_the_api_has_no_torch(start: Start, plain: Path) -> None:
         )
         .choices
     )
-    maps = {pid: Path(f"/proc/{pid}/maps").read_text() for pid in (server.pid, engine_pid(server))}
+    maps = {pid: Path(f"/proc/{pid}/maps").read_text() for pid in (server.pid, server.engine_pid)}
     assert "libtorch" not in maps[server.pid]
-    assert "libtorch" in maps[engine_pid(server)]
+    assert "libtorch" in maps[server.engine_pid]
 
 
 def test_a_signal_while_the_model_loads(start: Start, plain: Path) -> None:
