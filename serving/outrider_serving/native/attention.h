@@ -145,8 +145,13 @@ class Group {
     }
     for (int64_t i = 0; i < std::min(int64_t(padded), first); ++i) scores[i] = nothing;
     for (int64_t i = std::max(int64_t(0), std::min(int64_t(count), last + 1)); i < padded; ++i) scores[i] = nothing;
+    V each = V{} + nothing;
+    for (int i = 0; i < padded; i += E::lanes) {
+      const V s = Element<C>::load(scores + i);
+      each = s > each ? s : each;
+    }
     C highest = nothing;
-    for (int i = 0; i < padded; ++i) highest = std::max(highest, scores[i]);
+    for (int i = 0; i < E::lanes; ++i) highest = std::max(highest, each[i]);
     state.highest = highest;
     state.sum = 0;
     if (highest == nothing) {

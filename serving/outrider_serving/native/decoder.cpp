@@ -284,7 +284,7 @@ class Decoder {
     unit_of(linear, unit, tokens, out, thread, [&](int64_t row, int rows, S* to) {
       const S* const w[1] = {static_cast<const S*>(linear.weight) + row * linear.columns};
       const S* bias = linear.bias ? static_cast<const S*>(linear.bias) + row : nullptr;
-      block<S, 1>(w, rows, linear.columns, x, linear.columns, tokens, [&](int64_t m, const C* const* products) {
+      block<S, 1>(w, rows, linear.columns, x, tokens, [&](int64_t m, const C* const* products) {
         put(products[0], bias, rows, to + m * kUnit);
       });
     });
@@ -309,7 +309,7 @@ class Decoder {
                              static_cast<const S*>(layer.up.weight) + row * columns};
       const S* gate_bias = layer.gate.bias ? static_cast<const S*>(layer.gate.bias) + row : nullptr;
       const S* up_bias = layer.up.bias ? static_cast<const S*>(layer.up.bias) + row : nullptr;
-      block<S, 2>(w, rows, columns, h_, columns, tokens, [&](int64_t m, const C* const* products) {
+      block<S, 2>(w, rows, columns, h_, tokens, [&](int64_t m, const C* const* products) {
         alignas(kBytes) S gate[kRows] = {}, up[kRows] = {};
         put(products[0], gate_bias, rows, gate);
         put(products[1], up_bias, rows, up);

@@ -6,44 +6,76 @@
 
 #pragma once
 
+#include <algorithm>
+
 #include "vectors.h"
 
 namespace outrider {
 
-constexpr int kRows = 16;   // rows of w in a block
-constexpr int kAhead = 32;  // rows between what is computed with and what is fetched
-constexpr int kFew = 48;    // up to so many rows of x, the weights' way from memory is what takes the time
+constexpr int kRows = 16;                // rows of w in a block
+constexpr int kAhead = 32;               // rows between what is computed with and what is fetched
+constexpr int kTile = 4;                 // rows of w, and at most as many of x, whose products are made at once
+constexpr int kTogether = 4 * kTile;     // most rows of x that a block's rows are used for in a row
+constexpr int64_t kNear = 36 << 10;      // bytes of x that stay in the nearest cache meanwhile
 
-// out[m * R + r]: the dot products of R rows with M columns, both of k elements. With `fetch`, what lies kAhead
-// rows further on is brought nearer meanwhile: while it computes, the processor does not do that by itself.
-template <class S, int R, int M, bool fetch = false, class Row, class Column>
-inline void tile(Row row, Column column, int64_t k, typename Element<S>::C* out) {
+// The rows of w that a tile brings nearer while it computes, as the processor does not do that by itself: each
+// of the `turns` tiles that use the same rows of w fetches a share of them, so that memory is always busy.
+// `lines` are fetched in a step, one in each of so many rows.
+template <class S, int lines>
+struct Fetch {
+  const S* from;
+  int64_t stride;
+
+  Fetch(const S* w, int64_t k, int64_t turn, int64_t turns) : from(w + kAhead * k), stride(Element<S>::step) {
+    if (lines == 1) {
+      from += turn * kTile * k / turns;
+      stride = kTile * stride / turns;
+    } else {
+      from += turn * lines * k;
+    }
+  }
+};
+
+template <class S>
+struct Fetch<S, 0> {
+  static constexpr const S* from = nullptr;
+  static constexpr int64_t stride = 0;
+};
+
+// out[m * R + r]: the dot products of R rows with M columns, both of k elements. Always inlined: a call for
+// each tile cost a sixth of the time of long prompts.
+template <class S, int R, int M, int lines = 0, class Row, class Column>
+__attribute__((always_inline)) inline void tile(Row row, Column column, int64_t k, typename Element<S>::C* out,
+                                                const Fetch<S, lines>& fetch = {}) {
   using E = Element<S>;
-  typename E::V sum[M * R] = {};
-  const int64_t whole = k - k % E::step;
-  for (int64_t at = 0; at < whole; at += E::step) {
+  typename E::V sum[M * R];
+#pragma GCC unroll 16
+  for (int i = 0; i < M * R; ++i) sum[i] = typename E::V{};
+  const S* ahead = fetch.from;
+  const auto add = [&](auto weights, auto tokens) __attribute__((always_inline)) {
     typename E::W w[R];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      w[r] = E::operand(row(r) + at);
-      if (fetch) __builtin_prefetch(row(r) + at + kAhead * k);
+      w[r] = E::operand(weights(r));
+      if (r < lines) __builtin_prefetch(ahead + r * k);
     }
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
-      const typename E::W x = E::operand(column(m) + at);
+      const typename E::W x = E::operand(tokens(m));
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) sum[m * R + r] = E::dot(sum[m * R + r], w[r], x);
     }
+  };
+  const int64_t whole = k - k % E::step;
+  for (int64_t at = 0; at < whole; at += E::step) {
+    add([&](int r) { return row(r) + at; }, [&](int m) { return column(m) + at; });
+    if (lines) ahead += fetch.stride;
   }
-  if (whole < k) {  // the rest, filled up with zeros
-    S a[E::step] = {}, b[E::step] = {};
-    for (int m = 0; m < M; ++m) {
-      std::memcpy(b, column(m) + whole, (k - whole) * sizeof(S));
-      for (int r = 0; r < R; ++r) {
-        std::memcpy(a, row(r) + whole, (k - whole) * sizeof(S));
-        sum[m * R + r] = E::dot(sum[m * R + r], E::operand(a), E::operand(b));
-      }
-    }
+  if (whole < k) {  // the rest, filled up with zeros; in one piece, as loops over sums would keep them in memory
+    alignas(kBytes) S rest[R + M][E::step] = {};
+    for (int r = 0; r < R; ++r) std::memcpy(rest[r], row(r) + whole, (k - whole) * sizeof(S));
+    for (int m = 0; m < M; ++m) std::memcpy(rest[R + m], column(m) + whole, (k - whole) * sizeof(S));
+    add([&](int r) { return rest[r]; }, [&](int m) { return rest[R + m]; });
   }
   constexpr int total = M * R, part = total < E::lanes ? total : E::lanes;
   constexpr int size = part <= 1 ? 1 : part <= 2 ? 2 : part <= 4 ? 4 : part <= 8 ? 8 : 16;
@@ -63,55 +95,65 @@ inline void tile(Row row, Column column, int64_t k, typename Element<S>::C* out)
   }
 }
 
-// out[m * kRows + r]: kRows rows of w, which lie one after another, with M rows of x.
-template <class S, int M, bool fetch>
-inline void rows16(const S* w, int64_t k, const S* x, int64_t x_stride, typename Element<S>::C* out) {
-  constexpr int R = 4;
-  typename Element<S>::C part[R * M];
-  for (int r = 0; r < kRows; r += R) {
-    tile<S, R, M, fetch>([=](int i) { return w + (r + i) * k; }, [=](int i) { return x + i * x_stride; }, k, part);
+// out[m * kRows + r]: `rows` rows of w, which lie one after another, with `tiles` times M rows of x. The first
+// of these tiles has turn number `turn` of `turns`; see Fetch.
+template <class S, int M, int lines>
+__attribute__((noinline)) void tiles(const S* w, int rows, int64_t k, const S* x, int64_t tiles, int64_t turn,
+                                     int64_t turns, typename Element<S>::C* out) {
+  int r = 0;
+  for (; r + kTile <= rows; r += kTile) {
+    const S* from = w + r * k;
+    for (int64_t t = 0; t < tiles; ++t) {
+      const S* with = x + t * M * k;
+      typename Element<S>::C part[kTile * M];
+      tile<S, kTile, M, lines>([=](int i) { return from + i * k; }, [=](int i) { return with + i * k; }, k, part,
+                               Fetch<S, lines>(from, k, turn + t, turns));
 #pragma GCC unroll 4
-    for (int m = 0; m < M; ++m) std::memcpy(out + m * kRows + r, part + m * R, R * sizeof *part);
+      for (int m = 0; m < M; ++m) std::memcpy(out + (t * M + m) * kRows + r, part + m * kTile, kTile * sizeof *part);
+    }
   }
+  for (; r < rows; ++r)
+    for (int64_t m = 0; m < tiles * M; ++m)
+      tile<S, 1, 1>([=](int) { return w + r * k; }, [=](int) { return x + m * k; }, k, out + m * kRows + r);
 }
 
-// The products of M rows of x with a block of at most kRows rows of w; see rows16.
-template <class S, int M, bool fetch>
-inline void some_rows(const S* w, int rows, int64_t k, const S* x, int64_t x_stride, typename Element<S>::C* out) {
-  if (rows == kRows) return rows16<S, M, fetch>(w, k, x, x_stride, out);
-  for (int m = 0; m < M; ++m)
-    for (int r = 0; r < rows; ++r)
-      tile<S, 1, 1>([=](int) { return w + r * k; }, [=](int) { return x + m * x_stride; }, k, out + m * kRows + r);
-}
-
-template <class S, bool fetch>
-inline void few_rows(const S* w, int rows, int64_t k, const S* x, int64_t x_stride, int count,
+// out[m * kRows + r]: `rows` rows of w with `count` rows of x.
+template <class S, int lines>
+inline void products(const S* w, int rows, int64_t k, const S* x, int count, int64_t turn, int64_t turns,
                      typename Element<S>::C* out) {
-  switch (count) {
-    case 1: return some_rows<S, 1, fetch>(w, rows, k, x, x_stride, out);
-    case 2: return some_rows<S, 2, fetch>(w, rows, k, x, x_stride, out);
-    case 3: return some_rows<S, 3, fetch>(w, rows, k, x, x_stride, out);
-    default: return some_rows<S, 4, fetch>(w, rows, k, x, x_stride, out);
+  const int whole = count / kTile;
+  if (whole) tiles<S, kTile, lines>(w, rows, k, x, whole, turn, turns, out);
+  x += whole * kTile * k;
+  out += whole * kTile * kRows;
+  switch (count % kTile) {
+    case 1: return tiles<S, 1, lines>(w, rows, k, x, 1, turn + whole, turns, out);
+    case 2: return tiles<S, 2, lines>(w, rows, k, x, 1, turn + whole, turns, out);
+    case 3: return tiles<S, 3, lines>(w, rows, k, x, 1, turn + whole, turns, out);
   }
 }
 
 // The products of the same block of N matrices with all `count` rows of x: calls done(m, out), where out[n] are
 // those of row m with matrix n.
 template <class S, int N, class Done>
-inline void block(const S* const (&w)[N], int rows, int64_t k, const S* x, int64_t x_stride, int64_t count, Done done) {
+inline void block(const S* const (&w)[N], int rows, int64_t k, const S* x, int64_t count, Done done) {
   using C = typename Element<S>::C;
-  alignas(kBytes) C out[N][4 * kRows];
-  for (int64_t m = 0; m < count; m += 4) {
-    const int now = count - m < 4 ? int(count - m) : 4;
-    const S* from = x + m * x_stride;
+  alignas(kBytes) C out[N][kTogether * kRows];
+  const int64_t near = kNear / int64_t(k * sizeof(S)) / kTile * kTile, turns = pieces(count, kTile);
+  const int together = int(std::clamp(near, int64_t(kTile), int64_t(kTogether)));
+  for (int64_t first = 0; first < count; first += together) {
+    const int now = int(std::min(count - first, int64_t(together)));
     for (int n = 0; n < N; ++n) {
-      if (count <= kFew) few_rows<S, true>(w[n], rows, k, from, x_stride, now, out[n]);
-      else few_rows<S, false>(w[n], rows, k, from, x_stride, now, out[n]);
+      const S* from = x + first * k;
+      switch (turns) {
+        case 1: products<S, 4>(w[n], rows, k, from, now, 0, turns, out[n]); break;
+        case 2: products<S, 2>(w[n], rows, k, from, now, first / kTile, turns, out[n]); break;
+        default: products<S, 1>(w[n], rows, k, from, now, first / kTile, turns, out[n]);
+      }
     }
     for (int i = 0; i < now; ++i) {
       const C* products[N];
       for (int n = 0; n < N; ++n) products[n] = out[n] + i * kRows;
-      done(m + i, products);
+      done(first + i, products);
     }
   }
 }
