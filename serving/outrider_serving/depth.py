@@ -13,6 +13,7 @@ again, so that neither is given up for good. Tries of such rows may take `PROBES
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -29,6 +30,11 @@ _OUTLIER = 2.0
 """A time counts as at most so many times what was expected: others may have had the processor."""
 
 _FORGET_STEPS = 400
+"""After so many steps a time is forgotten that was not measured again."""
+_DOUBT_STEPS = 25
+"""After so many it is where it was measured only once: it may have been disturbed. Each time more, four times
+as many."""
+
 _FADE = 0.9
 _PRIOR = 0.5
 _PRIOR_WEIGHT = 3.0
@@ -111,6 +117,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._times: dict[int, _Time] = {}
+        self._measured = Counter[int]()  # times that are forgotten included
         self._steps = 0
         self._curve: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
@@ -124,16 +131,22 @@ class StepTimes:
         self._steps += 1
         size = _size_class(tokens)
         known = self._times.get(size)
+        self._measured[size] += 1
         if known is None:
             self._times[size] = _Time(float(tokens), seconds, self._steps)
         else:
-            known.tokens += _LEARN * (tokens - known.tokens)
-            known.seconds += _LEARN * (min(seconds, _OUTLIER * known.seconds) - known.seconds)
+            learn = max(_LEARN, 1 / self._measured[size])
+            known.tokens += learn * (tokens - known.tokens)
+            known.seconds += learn * (min(seconds, _OUTLIER * known.seconds) - known.seconds)
             known.step = self._steps
-        old = [one for one, time in self._times.items() if self._steps - time.step > _FORGET_STEPS]
+        old = [one for one, time in self._times.items() if self._steps - time.step > self._lasts(one)]
         for one in old:
             del self._times[one]
         self._curve = None
+
+    def _lasts(self, size: int) -> int:
+        """For how many steps a time is believed."""
+        return min(_FORGET_STEPS, _DOUBT_STEPS << 2 * min(self._measured[size] - 1, 4))
 
     def of(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Expected seconds for each number of tokens; all the same where nothing is known."""

@@ -119,6 +119,19 @@ TABLE: tuple[Instrument, ...] = (
         "1 where compiled code runs the target, 0 where transformers' own modules do.",
     ),
     Instrument(
+        "outrider.target.graphs.captured",
+        Kind.GAUGE,
+        "{graph}",
+        "CUDA graphs of target passes captured since the engine's process started, later ones for proposers "
+        "that want hidden states included; 0 where no pass is replayed from one.",
+    ),
+    Instrument(
+        "outrider.target.graphs.fallbacks",
+        Kind.GAUGE,
+        "{graph}",
+        "Sizes of target passes that could not be captured in CUDA graphs, and so run slower without.",
+    ),
+    Instrument(
         "outrider.steps", Kind.COUNTER, "{step}", "Steps of the engine, by the arm in force.", ("arm",)
     ),
     Instrument(

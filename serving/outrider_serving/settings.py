@@ -66,7 +66,12 @@ class Proposer(Contract):
     min_depth: int = Field(
         default=1, ge=1, le=MAX_DEPTH, description="A proposal shorter than this is not verified at all."
     )
-    max_depth: int = Field(default=8, ge=1, le=MAX_DEPTH, description="Most tokens proposed in one step.")
+    max_depth: int = Field(
+        default=16,
+        ge=1,
+        le=MAX_DEPTH,
+        description="Most tokens proposed in one step; measured times and acceptance decide on fewer.",
+    )
     ngram: NgramSettings | None = Field(
         default=None,
         description="Settings of method ngram, whenever it proposes: also for a request that asks for it.",

@@ -351,7 +351,7 @@ def test_defaults_are_filled_in(api: LocalCluster) -> None:
     assert spec["proposer"] == {
         "method": "ngram",
         "minDepth": 1,
-        "maxDepth": 8,
+        "maxDepth": 16,
         "ngram": {"minMatch": 1, "maxMatch": 4},
     }
     assert (spec["replicas"], spec["replacement"]) == (1, "surge")

@@ -9,6 +9,7 @@ import torch
 from tools.gpu_check.finding import Finding, Findings
 from tools.gpu_check.target import PAGE, SHAPES, Target, model_of, target_of
 from tools.gpu_check.timing import bandwidth, seconds
+from transformers import PreTrainedModel
 
 from outrider_serving.engine.target.attention import Scoring
 from outrider_serving.engine.target.batch import Piece, pack
@@ -41,20 +42,27 @@ def _steps(name: str, target: Target, speed: float) -> Findings:
     """Times are of whole passes, from packing on the host to the end on the device."""
     alone = {requests: seconds(_step(target, requests, 1)) for requests in (1, 8, _REQUESTS)}
     for requests, taken in alone.items():
-        read = _bytes(target, requests)
-        least = read / speed
-        yield Finding(
-            f"{name}: decoding, {requests} at once over {_CONTEXT} tokens",
-            f"{taken * 1e3:.2f} ms, {taken / least:.2f} times what {read / 1e9:.1f} GB take at that speed",
-            numbers={"seconds": taken, "bytes": read, "least_seconds": least},
-        )
+        yield _decoding(name, requests, taken, _bytes(target.model, requests), speed)
     for requests in (1, 8):
         taken = seconds(_step(target, requests, _VERIFIED))
-        yield Finding(
-            f"{name}: verifying {_VERIFIED} tokens, {requests} at once",
-            f"{taken * 1e3:.2f} ms, {taken / alone[requests]:.2f} of a decoding step",
-            numbers={"seconds": taken, "decoding_seconds": alone[requests]},
-        )
+        yield _verifying(name, requests, taken, alone[requests])
+
+
+def _decoding(name: str, requests: int, taken: float, read: int, speed: float) -> Finding:
+    least = read / speed
+    return Finding(
+        f"{name}: decoding, {requests} at once over {_CONTEXT} tokens",
+        f"{taken * 1e3:.2f} ms, {taken / least:.2f} times what {read / 1e9:.1f} GB take at that speed",
+        numbers={"seconds": taken, "bytes": read, "least_seconds": least},
+    )
+
+
+def _verifying(name: str, requests: int, taken: float, decoding: float) -> Finding:
+    return Finding(
+        f"{name}: verifying {_VERIFIED} tokens, {requests} at once",
+        f"{taken * 1e3:.2f} ms, {taken / decoding:.2f} of a decoding step",
+        numbers={"seconds": taken, "decoding_seconds": decoding},
+    )
 
 
 def _step(target: Target, requests: int, tokens: int) -> Callable[[], object]:
@@ -72,9 +80,9 @@ def _step(target: Target, requests: int, tokens: int) -> Callable[[], object]:
     return lambda: target.run(pieces)
 
 
-def _bytes(target: Target, requests: int) -> int:
+def _bytes(model: PreTrainedModel, requests: int) -> int:
     """What a decoding step reads: weights, of the embedding what is looked up, and keys and values."""
-    model, config = target.model, target.model.config
+    config = model.config
     embedding = next(model.get_input_embeddings().parameters())
     weights = sum(one.numel() for one in model.parameters())
     if not config.tie_word_embeddings:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from tools.gpu_check.finding import Finding, Findings
@@ -29,11 +30,13 @@ def find(device: torch.device) -> Findings:
     """Two models of few layers, each with graphs and without."""
     for dtype in _LIMIT:
         model = model_of({**SHAPES["Llama 3.2 1B"], "num_hidden_layers": _LAYERS}, device, dtype)
-        graphs = target_of(model, _REQUESTS, _TOKENS)
-        launched = target_of(model, _REQUESTS, _TOKENS, captures=lambda: _refuse)
+        make = partial(target_of, model, _REQUESTS, _TOKENS)
+        launched, without = _made(device, partial(make, captures=lambda: _refuse))
+        graphs, taken = _made(device, make)
         name = str(dtype).removeprefix("torch.")
         captured = graphs.runner.captured
         yield Finding(f"{name}: captured", f"{captured} of {len(SIZES)} sizes", right=captured == len(SIZES))
+        yield _memory(name, taken - without, graphs.reserve)
         texts = _Texts()
         for layers in ((), (2, _LAYERS)):
             what = f"{name}, hidden states {list(layers)}"
@@ -41,6 +44,26 @@ def find(device: torch.device) -> Findings:
         yield Finding(
             f"{name}: captured anew", str(graphs.runner.captured - captured), graphs.runner.fallbacks == 0
         )
+
+
+def _made(device: torch.device, make: Callable[[], Target]) -> tuple[Target, int]:
+    """A target, and how many bytes of the device it keeps."""
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    target = make()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return target, free - torch.cuda.mem_get_info(device)[0]
+
+
+def _memory(name: str, taken: int, reserve: int) -> Finding:
+    """What a target with graphs takes beyond one without is in what an engine leaves free for them."""
+    return Finding(
+        f"{name}: memory of the graphs",
+        f"{taken / 2**20:.0f} MiB of {reserve / 2**20:.0f} MiB that are left free for them",
+        right=taken <= reserve,
+        numbers={"bytes": taken, "reserve": reserve},
+    )
 
 
 def _refuse(_: Work) -> Work:

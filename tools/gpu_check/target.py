@@ -13,7 +13,7 @@ from outrider_serving.engine.schedule.scheduler import EngineLimits
 from outrider_serving.engine.target.attention import IMPLEMENTATION
 from outrider_serving.engine.target.batch import Piece, pack
 from outrider_serving.engine.target.cuda.graphs import Capture, CudaCapture
-from outrider_serving.engine.target.cuda.runner import CudaRunner
+from outrider_serving.engine.target.cuda.runner import CudaRunner, graph_bytes_of
 from outrider_serving.engine.target.cuda.shapes import room_of
 from outrider_serving.engine.target.kv import KVShape, KVStore
 from outrider_serving.engine.target.runner import Pass
@@ -86,12 +86,14 @@ class Target:
         store: its keys and values.
         runner: runs it.
         tokens: how many tokens each request has pages for.
+        reserve: bytes that an engine would leave free for its graphs.
     """
 
     model: PreTrainedModel
     store: KVStore
     runner: CudaRunner
     tokens: int
+    reserve: int
 
     def pages(self, request: int) -> range:
         """The pages of a request."""
@@ -127,4 +129,4 @@ def target_of(
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     room = room_of(limits, tokens, shapes.values(), config.num_attention_heads, multiprocessors)
     runner = CudaRunner(model, store, room, TritonPass, captures or (lambda: CudaCapture(device)))
-    return Target(model, store, runner, tokens)
+    return Target(model, store, runner, tokens, graph_bytes_of(model, shapes, limits, tokens))

@@ -21,7 +21,7 @@ from outrider_serving.api.text import TextEncoder
 from outrider_serving.engine.options import DEFAULT_MAX_RUNNING, DEFAULT_MAX_WAITING
 from outrider_serving.engine.process.child import Ending
 from outrider_serving.engine.process.client import LOADING
-from outrider_serving.engine.records import PageCounts, StepRecord
+from outrider_serving.engine.records import GraphCounts, PageCounts, StepRecord
 from outrider_serving.engine.types import Delta, Request
 from outrider_serving.settings import ModelState, PodSettings, PodState
 from outrider_serving.telemetry import Telemetry
@@ -61,6 +61,10 @@ class Engine(Protocol):
     @property
     def kernels(self) -> str:
         """The compiled code that runs the target; empty where transformers' own modules do."""
+
+    @property
+    def graphs(self) -> GraphCounts:
+        """Passes of the target in graphs after the last step; none while there is no engine."""
 
     def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
         """What the steps add to a completion; closing the generator cancels the request."""
@@ -123,6 +127,8 @@ class Serving:
                 "outrider.pages.held": lambda: self._pages.held,
                 "outrider.pages.cached": lambda: self._pages.cached,
                 "outrider.target.compiled": lambda: bool(self._loaded and self._loaded.engine.kernels),
+                "outrider.target.graphs.captured": lambda: self._graphs.captured,
+                "outrider.target.graphs.fallbacks": lambda: self._graphs.fallbacks,
             },
         )
 
@@ -150,6 +156,10 @@ class Serving:
     @property
     def _pages(self) -> PageCounts:
         return self._loaded.engine.pages if self._loaded else PageCounts()
+
+    @property
+    def _graphs(self) -> GraphCounts:
+        return self._loaded.engine.graphs if self._loaded else GraphCounts()
 
     @property
     def pod_state(self) -> PodState:

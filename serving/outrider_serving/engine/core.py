@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from outrider_serving.depth import DepthRule, MeasuredDepth
 from outrider_serving.engine.active import Active
 from outrider_serving.engine.grammars import Grammars
-from outrider_serving.engine.records import PageCounts, StepOutput
+from outrider_serving.engine.records import GraphCounts, PageCounts, StepOutput
 from outrider_serving.engine.residence import Build, Grant
 from outrider_serving.engine.schedule.scheduler import EngineLimits, Scheduler
 from outrider_serving.engine.schedule.sequence import end_tokens
 from outrider_serving.engine.speculation import Speculation
-from outrider_serving.engine.step import Stepper
+from outrider_serving.engine.step import Step, Stepper
 from outrider_serving.engine.target.cuda.runner import cuda_runner
 from outrider_serving.engine.target.kv import KVStore
 from outrider_serving.engine.target.memory import Reserve
@@ -85,9 +86,8 @@ class EngineCore:
             clock=clock,
         )
         store = KVStore(loaded.kv_shapes, slots, model.dtype, model.device)
-        runner = cuda_runner(model, store, loaded.kv_shapes, limits, loaded.context_length) or ModelRunner(
-            model, store, loaded.compiled
-        )
+        self._cuda = cuda_runner(model, store, loaded.kv_shapes, limits, loaded.context_length)
+        runner = self._cuda or ModelRunner(model, store, loaded.compiled)
         self._stepper = Stepper(self._scheduler, self._speculation, runner, model.device, clock)
 
     @property
@@ -115,6 +115,12 @@ class EngineCore:
         """Pages of keys and values now."""
         pool = self._scheduler.pool
         return PageCounts(total=pool.total, held=pool.held, cached=pool.cached)
+
+    @property
+    def graphs(self) -> GraphCounts:
+        """Passes of the target in graphs now."""
+        cuda = self._cuda
+        return GraphCounts() if cuda is None else GraphCounts(cuda.captured, cuda.fallbacks)
 
     @property
     def settings(self) -> PodSettings:
@@ -157,13 +163,23 @@ class EngineCore:
             self._grammars.cancel(request_id)
 
     def step(self) -> StepOutput:
-        """One step of all requests.
+        """One step of all requests; see `begin_step`."""
+        return self.begin_step()()
+
+    def begin_step(self) -> Callable[[], StepOutput]:
+        """Begin a step of all requests; what it returns ends it, and is to be called once.
+
+        In between the device is at the target pass, or on a CPU has ended it. Requests may be submitted and
+        cancelled then, and other settings be put in force: the next step is the first to look at that.
 
         Raises:
-            Exception: the engine is broken for good; requests are as they were.
+            Exception: the engine is broken for good; requests are as they were. So may what it returns.
         """
         refused = self._enter_compiled()
-        output = self._stepper.step(self._settings, self._active)
+        return partial(self._end_step, self._stepper.begin(self._settings, self._active), refused)
+
+    def _end_step(self, step: Step, refused: list[tuple[str, EngineError]]) -> StepOutput:
+        output = self._stepper.end(step)
         output = replace(output, failures=(*refused, *output.failures))
         for request_id in [
             *(delta.request_id for delta in output.deltas if delta.finish_reason is not None),

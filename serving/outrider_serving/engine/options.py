@@ -32,8 +32,8 @@ class EngineOptions:
         max_running: requests in one step at most.
         step_tokens: tokens in one target pass at most; None goes by the device.
         page_size: tokens in a page of keys and values.
-        memory_share: share of the device's memory, or of the container's on a CPU, that weights, pages and
-            proposers may take, over 0 to 1; None goes by the device.
+        memory_share: share of the device's memory, or of the container's on a CPU, that weights, pages,
+            CUDA graphs and proposers may take, over 0 to 1; None goes by the device.
         proposer_memory: bytes of that share kept free for proposers.
     """
 

@@ -56,6 +56,19 @@ class PageCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphCounts:
+    """Passes of the target that are replayed from graphs; none where no pass is.
+
+    Attributes:
+        captured: captures so far: one for each size, and again for hidden states that came to be wanted.
+        fallbacks: sizes that could not be captured, so that their passes run without.
+    """
+
+    captured: int = 0
+    fallbacks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One step of the loop. Its busy seconds are the sum of the four parts.
 
@@ -66,7 +79,8 @@ class StepRecord:
         rows: the requests that took part.
         waiting: requests not yet running when the step was scheduled.
         proposal_seconds: in proposers: loading between steps, making proposals, taking note of texts.
-        target_seconds: target passes.
+        target_seconds: from the launch of the target pass until its results are there, and what was done
+            meanwhile: taking messages, looking ahead.
         verification_seconds: distributions, draws and comparison.
         rest_seconds: everything else: scheduling, handing over of deltas.
         proposer_failures: exceptions raised by proposers in the step, or since the one before; the rows

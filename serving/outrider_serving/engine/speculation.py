@@ -16,11 +16,12 @@ from outrider_serving.engine.target.memory import ProposerMemoryError
 from outrider_serving.engine.types import Request
 from outrider_serving.proposers.base import Advanced, Event, Preempted, Row
 from outrider_serving.proposers.registry import build_proposer
+from outrider_serving.sampling.fault import proposal_fault
 from outrider_serving.sampling.law import TokenLaw
 from outrider_serving.sampling.noise import NoiseKey
 from outrider_serving.sampling.proposal import Proposal
 from outrider_serving.sampling.randomness import Randomness
-from outrider_serving.sampling.verification import proposal_fault
+from outrider_serving.sampling.reading import together
 from outrider_serving.settings import Method, PodSettings
 from outrider_serving.settings import Proposer as ProposerSettings
 
@@ -219,8 +220,12 @@ class Speculation:
         """Add a proposer's proposals, as far as they are of use."""
         if residence.proposer is None:
             return
-        for row, whole in zip(rows, residence.proposer.propose(rows), strict=True):
-            if fault := proposal_fault(whole, self._vocab_size):
+        wholes = residence.proposer.propose(rows)
+        faults = together([proposal_fault(whole, self._vocab_size) for whole in wholes])
+        for row, whole, fault in zip(rows, wholes, faults, strict=True):
+            if isinstance(fault, Exception):
+                raise fault
+            if fault:
                 raise ValueError(f"the proposal for request {row.request_id} is malformed: {fault}")
             proposal = whole.cut(row.max_depth, row.max_nodes)
             # How deep drawn tokens go may depend on the first of them, which to drop for it would bias.

@@ -1,4 +1,4 @@
-"""One step: plan, propose, run, verify, commit."""
+"""One step: plan, propose, launch the pass; then, when its results are there, verify and commit."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
+import numpy as np
 import torch
 
 from outrider_serving.engine.active import Active, Turn
 from outrider_serving.engine.containment import each, sound, tried
+from outrider_serving.engine.passes import Passes
 from outrider_serving.engine.records import RowRecord, StepOutput, StepRecord
 from outrider_serving.engine.schedule.scheduler import Plan, Scheduler, Work
 from outrider_serving.engine.speculation import Asking, Speculation
-from outrider_serving.engine.target.batch import Piece, pack, slots_of
-from outrider_serving.engine.target.runner import Pass, Runner, joined
+from outrider_serving.engine.target.batch import slots_of
+from outrider_serving.engine.target.runner import Pass, Runner
 from outrider_serving.engine.telling import deltas_of
 from outrider_serving.engine.types import Delta, EngineError
 from outrider_serving.proposers.base import Advanced, Preempted
 from outrider_serving.sampling.grammar import GrammarError
 from outrider_serving.sampling.law import NoTokenLeftError
-from outrider_serving.sampling.proposal import Proposal
+from outrider_serving.sampling.transfer import sent
 from outrider_serving.sampling.verification import VerifyRow, verify
 from outrider_serving.settings import PodSettings
 
@@ -43,6 +44,31 @@ class _Clock:
         return now - last
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step whose pass is launched. To its end it is under the settings that it began with.
+
+    Attributes:
+        settings: those in force when it began.
+        plan: who takes part.
+        turns: those of the plan's work.
+        launched: the pass; None where there is none, or it could not be launched.
+        waiting: requests that were not running when it was planned.
+        clock: has taken the time up to the launch.
+        planning: seconds that planning and proposing took.
+        proposers: seconds that proposers had taken before it, as `Speculation.seconds` counts them.
+    """
+
+    settings: PodSettings
+    plan: Plan
+    turns: tuple[Turn, ...]
+    launched: Pass | None
+    waiting: int
+    clock: _Clock
+    planning: float
+    proposers: float
+
+
 class Stepper:
     """Runs steps over the scheduler's requests. Belongs to the thread of the step loop."""
 
@@ -58,13 +84,16 @@ class Stepper:
         self._scheduler = scheduler
         self._speculation = speculation
         self._runner = runner
+        self._passes = Passes(runner, scheduler.pool.page_size)
         self._device = device
         self._clock = clock
         self._page_size = scheduler.pool.page_size
         self._failures_recorded = 0  # of proposers, those between steps too
 
-    def step(self, settings: PodSettings, active: Mapping[str, Active]) -> StepOutput:
-        """One step of every running request.
+    def begin(self, settings: PodSettings, active: Mapping[str, Active]) -> Step:
+        """Begin a step of every running request, up to the launch of its pass.
+
+        Until `end`, requests may be submitted and cancelled, which the next step is the first to look at.
 
         Args:
             settings: those in force during the step.
@@ -77,28 +106,39 @@ class Stepper:
         plan = self._plan(settings, active)
         for sequence in plan.began:
             active[sequence.request.id].begin()
-        turns = [_turn(active[work.sequence.request.id], work) for work in plan.work]
+        turns = tuple(_turn(active[work.sequence.request.id], work) for work in plan.work)
         waiting = self._scheduler.waiting
         self._propose(turns, settings)
-        rest = clock.lap()
-        ran = self._run(turns)
+        planning = clock.lap()
+        launched = self._passes.launch(turns, self._speculation.hidden_layers)
+        return Step(settings, plan, turns, launched, waiting, clock, planning, seconds)
+
+    def end(self, step: Step) -> StepOutput:
+        """What a step did: looks ahead while its pass is under way, waits for it, verifies and commits.
+
+        Raises:
+            torch.AcceleratorError: the device is broken, and with it every request.
+        """
+        settings, plan, turns, clock = step.settings, step.plan, step.turns, step.clock
+        self._scheduler.prepare()
+        ran = self._passes.wait(turns, step.launched, self._speculation.hidden_layers)
         target = clock.lap()
         if ran is not None:
             self._verify(turns, ran)
         verification = clock.lap()
         deltas = self._commit(turns, ran)
-        proposal = self._speculation.seconds - seconds  # within what is planned, proposed and committed
+        proposal = self._speculation.seconds - step.proposers  # in what is planned, proposed, committed
         failures = self._speculation.failures
         record = StepRecord(
             arm=settings.in_force,
             generation=settings.generation,
             started=clock.started,
             rows=tuple(map(_record, turns)),
-            waiting=waiting,
+            waiting=step.waiting,
             proposal_seconds=proposal,
             target_seconds=target,
             verification_seconds=verification,
-            rest_seconds=rest + clock.lap() - proposal,
+            rest_seconds=step.planning + clock.lap() - proposal,
             proposer_failures=failures - self._failures_recorded,
             preemptions=len(plan.preempted),
         )
@@ -111,7 +151,7 @@ class Stepper:
         return StepOutput(record, tuple(deltas), failed, cancelled)
 
     def prepare(self, settings: PodSettings, active: Mapping[str, Active]) -> None:
-        """Load and close proposers as the settings want it; every step begins so. See `step`."""
+        """Load and close proposers as the settings want it; every step begins so. See `begin`."""
         every = (one.sequence for one in active.values())
         self._speculation.prepare(settings, self._scheduler.sequences, every)
 
@@ -152,39 +192,6 @@ class Stepper:
         for turn in turns:
             if (proposal := proposals.get(turn.sequence.request.id)) is not None:
                 turn.proposal = proposal
-
-    def _run(self, turns: Sequence[Turn]) -> Pass | None:
-        """One target pass over all pending and proposed tokens; None where there is nothing to run.
-
-        Where it fails, each request is run alone, so that what is wrong with one fails no other.
-        """
-        if not turns:
-            return None
-        ran = tried((), lambda: self._pass(turns))
-        return self._run_alone(turns) if ran is None else ran
-
-    def _pass(self, turns: Sequence[Turn]) -> Pass:
-        pieces = [Piece(t.pending, t.proposal, t.context, t.sequence.pages, t.asks_logits) for t in turns]
-        batch = pack(pieces, self._page_size, self._runner.batches_on)
-        for turn, segment in zip(turns, batch.segments, strict=True):
-            turn.first, turn.root = segment.first, segment.logits + turn.asks_logits - 1
-        return self._runner.run(batch, sorted(self._speculation.hidden_layers))
-
-    def _run_alone(self, turns: Sequence[Turn]) -> Pass | None:
-        passes: list[Pass] = []
-        tokens = rows = 0
-        for turn in turns:
-            turn.proposal = Proposal()  # which may be what there was no memory for
-            alone = tried([turn], partial(self._alone, turn))
-            if alone is not None:
-                turn.first, turn.root = turn.first + tokens, turn.root + rows
-                tokens += turn.tokens
-                rows += len(alone.logits)
-                passes.append(alone)
-        return tried(turns, lambda: joined(passes)) if passes else None
-
-    def _alone(self, turn: Turn) -> Pass:
-        return self._pass([turn]).copy()  # the next one's pass may overwrite it
 
     def _verify(self, turns: Sequence[Turn], ran: Pass) -> None:
         """Which proposed tokens are kept, and the target's own token."""
@@ -242,9 +249,7 @@ class Stepper:
             slots = slots_of(turn.sequence.pages, self._page_size, 0, max(move[0] for move in moves) + 1)
             sources.extend(int(slots[source]) for source, _ in moves)
             targets.extend(int(slots[target]) for _, target in moves)
-        self._runner.move(
-            torch.tensor(sources, device=self._device), torch.tensor(targets, device=self._device)
-        )
+        self._runner.move(*sent([np.array(sources), np.array(targets)], self._device))
 
     @staticmethod
     def _deltas(turns: Sequence[Turn], ran: Pass) -> list[Delta]:
@@ -255,7 +260,7 @@ class Stepper:
         return deltas
 
     def _advanced(self, turn: Turn, ran: Pass) -> Advanced:
-        rows = turn.rows()
+        (rows,) = sent([np.array(turn.rows())], self._device)
         return Advanced(
             request_id=turn.sequence.request.id,
             start=turn.context,

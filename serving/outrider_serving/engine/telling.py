@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from outrider_serving.engine.active import Turn
 from outrider_serving.engine.target.runner import Pass
 from outrider_serving.engine.types import Delta, TokenLogprobs
 from outrider_serving.sampling.logprobs import token_logprobs
+from outrider_serving.sampling.transfer import sent
 
 _Ask = tuple[int, int, int]
 """A row of logits, a token, and how many of the likeliest tokens are wanted beside it."""
@@ -33,7 +36,8 @@ def _logprobs(asked: Sequence[_Ask], ran: Pass) -> list[TokenLogprobs]:
     if not asked:
         return []
     rows, tokens, top = zip(*asked, strict=True)
-    return token_logprobs(ran.logits[list(rows)], tokens, top)
+    (there,) = sent([np.array(rows)], ran.logits.device)
+    return token_logprobs(ran.logits[there], tokens, top)
 
 
 def _prompt_targets(turn: Turn) -> list[_Ask]:

@@ -12,7 +12,7 @@ from outrider_serving.engine.target.attention import IMPLEMENTATION
 from outrider_serving.engine.target.batch import Piece, pack
 from outrider_serving.engine.target.kv import KVShape, KVStore
 from outrider_serving.engine.target.native.decoder import Compiled
-from outrider_serving.engine.target.runner import ModelRunner
+from outrider_serving.engine.target.runner import ModelRunner, Runner
 from outrider_serving.models.errors import ModelError
 from outrider_serving.sampling.proposal import ROOT, Proposal
 
@@ -20,8 +20,17 @@ _REFERENCE = "eager"
 """The attention that every model of transformers has."""
 
 _PAGE = 4
+_TEXT, _OTHER = 12, 3
+"""Tokens of the two texts."""
+
 _CACHED = 5
-"""Tokens that are run in a pass of their own first."""
+"""Tokens of the first one that are run in a pass of their own first."""
+
+_PARENTS = (ROOT, ROOT, 1)
+"""Of the tree that follows the first one."""
+
+TOKENS, REQUESTS = _TEXT - _CACHED + len(_PARENTS) + _OTHER, 2
+"""The largest pass of the comparison."""
 
 _PRECISE, _HALF = 0.01, 0.5
 """Most that logits may differ by, in standard deviations of theirs: rounding of 16 bits adds up over layers.
@@ -30,13 +39,17 @@ What is computed wrongly differs by one and more.
 """
 
 
+class DeviationError(Exception):
+    """Logits are not those of transformers' own attention; says how far off they are."""
+
+
 def check_against_transformers(
     model: PreTrainedModel, shapes: Mapping[int, KVShape], source: object, compiled: Compiled | None = None
 ) -> None:
-    """See that a packed pass over scattered pages, with a tree of tokens, gives what each path alone gives.
+    """See that a model can be served over pages; see `check_runner`.
 
     It catches what no configuration tells: a model that looks at tokens to come, that counts positions in a
-    way of its own, or whose tokens depend on what else is in the batch. Costs some passes over a few tokens.
+    way of its own, or whose tokens depend on what else is in the batch.
 
     Args:
         model: loaded with our attention, which it has again afterwards.
@@ -47,18 +60,47 @@ def check_against_transformers(
     Raises:
         ModelError: the logits differ by more than rounding.
     """
+    store = KVStore(shapes, pages_of(_PAGE) * _PAGE, model.dtype, model.device)
+    try:
+        check_runner(model, ModelRunner(model, store, compiled), _PAGE)
+    except DeviationError as error:
+        raise ModelError(f"model {source} ({model.config.model_type}) cannot be served: {error}") from error
+
+
+def check_runner(model: PreTrainedModel, runner: Runner, page_size: int) -> None:
+    """See that a packed pass over scattered pages, with a tree of tokens, gives what each path alone gives.
+
+    Costs some passes over a few tokens.
+
+    Args:
+        model: loaded with our attention, which it has again afterwards.
+        runner: runs it, with room for TOKENS of REQUESTS and for `pages_of` pages that nobody uses yet.
+        page_size: tokens of its pages.
+
+    Raises:
+        DeviationError: the logits differ by more than rounding.
+    """
     limit = _HALF if model.dtype.itemsize == 2 else _PRECISE
-    text, other = _tokens(model, 12), _tokens(model, 3)
-    proposal = Proposal((text[3], text[1], text[7]), (ROOT, ROOT, 1))
-    ours = _paged(ModelRunner(model, _store(model, shapes), compiled), text, other, proposal).double()
+    text, other = _tokens(model, _TEXT), _tokens(model, _OTHER)
+    proposal = Proposal((text[3], text[1], text[7]), _PARENTS)
+    ours = _paged(runner, page_size, text, other, proposal).double()
     paths = [text, *([*text, *(proposal.tokens[on] for on in proposal.path(n))] for n in range(3)), other]
     theirs = _alone(model, paths).double()
     worst = float(((ours - theirs).pow(2).mean(-1).sqrt() / theirs.std(-1)).max())
     if not worst <= limit:
-        raise ModelError(
-            f"model {source} ({model.config.model_type}) cannot be served: over pages its logits differ from "
-            f"those that transformers computes for the same text, by {worst:.2g} standard deviations"
+        raise DeviationError(
+            "over pages its logits differ from those that transformers computes for the same text, "
+            f"by {worst:.2g} standard deviations"
         )
+
+
+def pages_of(page_size: int) -> int:
+    """How many pages of this many tokens the comparison needs."""
+    return sum(_pages_of_texts(page_size))
+
+
+def _pages_of_texts(page_size: int) -> tuple[int, int]:
+    return -(-(_TEXT + len(_PARENTS)) // page_size), -(-_OTHER // page_size)
 
 
 def _tokens(model: PreTrainedModel, count: int) -> list[int]:
@@ -67,17 +109,18 @@ def _tokens(model: PreTrainedModel, count: int) -> list[int]:
     return [(37 + 101 * n) % size for n in range(count)]
 
 
-def _store(model: PreTrainedModel, shapes: Mapping[int, KVShape]) -> KVStore:
-    return KVStore(shapes, 10 * _PAGE, model.dtype, model.device)
-
-
 @torch.inference_mode()
-def _paged(runner: ModelRunner, text: Sequence[int], other: Sequence[int], proposal: Proposal) -> Tensor:
+def _paged(
+    runner: Runner, page_size: int, text: Sequence[int], other: Sequence[int], proposal: Proposal
+) -> Tensor:
     """[5, vocabulary]: after the text, after each node, and after the other text in the same pass."""
-    pages = [7, 2, 3, 5]
-    runner.run(pack([Piece(text[:_CACHED], Proposal(), 0, pages, 0)], _PAGE, runner.batches_on))
-    pieces = [Piece(text[_CACHED:], proposal, _CACHED, pages, 1), Piece(other, Proposal(), 0, [9], 1)]
-    return runner.run(pack(pieces, _PAGE, runner.batches_on)).logits
+    first, second = _pages_of_texts(page_size)
+    every = range(first + second)
+    scattered = [*every[1::2], *every[::2]]
+    own, others = scattered[:first], scattered[first:]
+    runner.run(pack([Piece(text[:_CACHED], Proposal(), 0, own, 0)], page_size, runner.batches_on))
+    pieces = [Piece(text[_CACHED:], proposal, _CACHED, own, 1), Piece(other, Proposal(), 0, others, 1)]
+    return runner.run(pack(pieces, page_size, runner.batches_on)).wait().logits
 
 
 @torch.inference_mode()

@@ -95,7 +95,7 @@ class Group {
     for (int i = 0; i < count; ++i) slots[i] = slot(from + i);
     score(slots, count, scores);
     for (int row = 0; row < rows(); ++row) weigh(row, from, count, padded, scores + row * kChunk, states[row]);
-    for (int row = 0; row < rows(); row += 4) add_values(slots, count, scores, states, row, std::min(4, rows() - row));
+    for (int row = 0; row < rows(); row += 8) add_values(slots, count, scores, states, row, std::min(8, rows() - row));
   }
 
  private:
@@ -172,7 +172,11 @@ class Group {
       case 1: weighted<1>(slots, count, scores, states, row); break;
       case 2: weighted<2>(slots, count, scores, states, row); break;
       case 3: weighted<3>(slots, count, scores, states, row); break;
-      default: weighted<4>(slots, count, scores, states, row);
+      case 4: weighted<4>(slots, count, scores, states, row); break;
+      case 5: weighted<5>(slots, count, scores, states, row); break;
+      case 6: weighted<6>(slots, count, scores, states, row); break;
+      case 7: weighted<7>(slots, count, scores, states, row); break;
+      default: weighted<8>(slots, count, scores, states, row);
     }
   }
 
@@ -180,7 +184,8 @@ class Group {
   void weighted(const int64_t* slots, int count, const C* scores, Softmax<C>* states, int row) const {
     const int64_t size = shape_.value_size;
     int64_t at = 0;
-    for (; at + 4 * E::lanes <= size; at += 4 * E::lanes) part<M, 4>(slots, count, scores, states, row, at);
+    constexpr int width = M > 4 ? 2 : 4;
+    for (; at + width * E::lanes <= size; at += width * E::lanes) part<M, width>(slots, count, scores, states, row, at);
     for (; at + E::lanes <= size; at += E::lanes) part<M, 1>(slots, count, scores, states, row, at);
     for (; at < size; ++at) {
       for (int m = 0; m < M; ++m) {
@@ -194,17 +199,23 @@ class Group {
   // The elements from `at` on, as many as `width` vectors have.
   template <int M, int width>
   void part(const int64_t* slots, int count, const C* scores, Softmax<C>* states, int row, int64_t at) const {
-    V sums[M][width] = {};
+    V sums[M][width];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+      for (int j = 0; j < width; ++j) sums[m][j] = V{};
     for (int i = 0; i < count; ++i) {
       V loaded[width];
 #pragma GCC unroll 4
       for (int j = 0; j < width; ++j) loaded[j] = E::load(value(slots[i]) + at + j * E::lanes);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
         for (int j = 0; j < width; ++j) sums[m][j] += loaded[j] * scores[(row + m) * kChunk + i];
     }
+#pragma GCC unroll 8
     for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
       for (int j = 0; j < width; ++j) Element<C>::store(states[row + m].values + at + j * E::lanes, sums[m][j]);
   }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 
 #include "vectors.h"
 
@@ -19,8 +20,9 @@ constexpr int kTogether = 4 * kTile;     // most rows of x that a block's rows a
 constexpr int64_t kNear = 36 << 10;      // bytes of x that stay in the nearest cache meanwhile
 
 // The rows of w that a tile brings nearer while it computes, as the processor does not do that by itself: each
-// of the `turns` tiles that use the same rows of w fetches a share of them, so that memory is always busy.
-// `lines` are fetched in a step, one in each of so many rows.
+// of the first `turns` tiles that use the same rows of w fetches a share of them, so that memory is always busy.
+// Turns are a power of 2: else shares would end within lines. `lines` are fetched in a step, one in each of so
+// many rows.
 template <class S, int lines>
 struct Fetch {
   const S* from;
@@ -40,6 +42,9 @@ template <class S>
 struct Fetch<S, 0> {
   static constexpr const S* from = nullptr;
   static constexpr int64_t stride = 0;
+
+  Fetch() = default;
+  Fetch(const S*, int64_t, int64_t, int64_t) {}
 };
 
 // out[m * R + r]: the dot products of R rows with M columns, both of k elements. Always inlined: a call for
@@ -138,17 +143,20 @@ template <class S, int N, class Done>
 inline void block(const S* const (&w)[N], int rows, int64_t k, const S* x, int64_t count, Done done) {
   using C = typename Element<S>::C;
   alignas(kBytes) C out[N][kTogether * kRows];
-  const int64_t near = kNear / int64_t(k * sizeof(S)) / kTile * kTile, turns = pieces(count, kTile);
+  const int64_t near = kNear / int64_t(k * sizeof(S)) / kTile * kTile;
+  const int64_t turns = std::bit_floor(uint64_t(pieces(count, kTile)));
   const int together = int(std::clamp(near, int64_t(kTile), int64_t(kTogether)));
   for (int64_t first = 0; first < count; first += together) {
     const int now = int(std::min(count - first, int64_t(together)));
+    const int fetch = int(std::clamp(turns * kTile - first, int64_t(0), int64_t(now)));  // so many rows' tiles do
     for (int n = 0; n < N; ++n) {
       const S* from = x + first * k;
       switch (turns) {
-        case 1: products<S, 4>(w[n], rows, k, from, now, 0, turns, out[n]); break;
-        case 2: products<S, 2>(w[n], rows, k, from, now, first / kTile, turns, out[n]); break;
-        default: products<S, 1>(w[n], rows, k, from, now, first / kTile, turns, out[n]);
+        case 1: products<S, 4>(w[n], rows, k, from, fetch, 0, turns, out[n]); break;
+        case 2: products<S, 2>(w[n], rows, k, from, fetch, first / kTile, turns, out[n]); break;
+        default: products<S, 1>(w[n], rows, k, from, fetch, first / kTile, turns, out[n]);
       }
+      products<S, 0>(w[n], rows, k, from + fetch * k, now - fetch, 0, turns, out[n] + fetch * kRows);
     }
     for (int i = 0; i < now; ++i) {
       const C* products[N];

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider_serving.sampling.transfer import fetched, put, sent
+
 _FIRST_TOP = 64
 _WIDEN = 8
 
@@ -28,8 +30,27 @@ class Distribution:
 
     def prob(self, token: int) -> float:
         """The probability of a token."""
-        index = self.index(token)
-        return 0.0 if index is None else float(self.probs[index])
+        return float(self.at(token))
+
+    def at(self, token: int) -> Tensor:
+        """The probability of a token, left on the device: float64 [1]. Nothing waits for it."""
+        if self.ids is None:
+            return self.probs[token : token + 1]
+        return self.probs.masked_fill(self.ids != token, 0).sum(0, keepdim=True)
+
+    def on(self, ids: Tensor) -> Tensor:
+        """The probabilities of tokens, 0 for those outside the support.
+
+        Args:
+            ids: int64 [n], on the device of `probs`, as the answer is.
+        """
+        if self.ids is None:
+            return self.probs[ids]
+        if self.ids is ids:
+            return self.probs
+        support, order = self.ids.sort()
+        places = torch.searchsorted(support, ids).clamp_(max=len(support) - 1)
+        return self.probs[order][places].masked_fill_(support[places] != ids, 0)
 
     def index(self, token: int) -> int | None:
         """Where a token is in the support, None where it is not."""
@@ -41,6 +62,16 @@ class Distribution:
     def token(self, index: int) -> int:
         """The token at an index of the support."""
         return index if self.ids is None else int(self.ids[index])
+
+    def to(self, device: torch.device) -> Distribution:
+        """The same on a device; what is sent there from the CPU is not waited for."""
+        if self.probs.device == device:
+            return self
+        return Distribution(None if self.ids is None else put(self.ids, device), put(self.probs, device))
+
+    def tokens(self, indices: Tensor) -> Tensor:
+        """The tokens at indices of the support: int64 [n], like these, on the same device."""
+        return indices if self.ids is None else self.ids.index_select(0, indices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +95,35 @@ def residual(r: Distribution, q: Distribution | None, token: int) -> Distributio
     Where no mass is left, r was q within rounding, and the refusal itself was an accident of rounding: r is
     returned as it is, which at least gives nothing to a token without probability in r.
 
+    Nothing waits for a device: one pass more over the row costs less there. Each row has operations of its
+    own: in those over many rows at once the order of a sum, and with it the last bit, may depend on how many
+    they are.
+
     Args:
         r: on any support; that of the result is the same.
-        q: on any support, which need not be that of r; None is one-hot at `token`.
+        q: on any support, which need not be that of r, on the device of r; None is one-hot at `token`.
         token: the one that was refused.
     """
-    weights = r.probs.clone()
-    if q is None:
-        if (index := r.index(token)) is not None:
-            weights[index] = 0
-    elif q.ids is None:
-        weights -= (q.probs if r.ids is None else q.probs[r.ids.to(q.probs.device)]).to(weights.device)
-    elif r.ids is None:
-        weights.index_add_(0, q.ids.to(weights.device), q.probs.to(weights.device), alpha=-1)
-    else:
-        weights -= _looked_up(q.ids.to(r.ids.device), q.probs.to(weights.device), r.ids)
-    weights.clamp_(min=0)
+    weights = _less(r, q, token)
     mass = weights.sum()
-    return Distribution(r.ids, weights / mass) if mass > 0 else r
+    if mass.is_cpu:
+        return Distribution(r.ids, weights.div_(mass)) if mass > 0 else r
+    return Distribution(r.ids, torch.where(mass > 0, weights.div_(mass), r.probs))
 
 
-def _looked_up(ids: Tensor, probs: Tensor, wanted: Tensor) -> Tensor:
-    """The probabilities of the wanted tokens, 0 for those that are not among `ids`."""
-    ids, order = ids.sort()
-    places = torch.searchsorted(ids, wanted).clamp_(max=len(ids) - 1)
-    return torch.where(ids[places] == wanted, probs[order][places], 0.0)
+def _less(r: Distribution, q: Distribution | None, token: int) -> Tensor:
+    """max(0, r - q), on the support of r; see `residual`."""
+    if q is None:
+        if r.ids is not None:
+            return r.probs.masked_fill(r.ids == token, 0)
+        weights = r.probs.clone()
+        weights[token] = 0
+        return weights
+    if r.ids is not None:
+        return (r.probs - q.on(r.ids)).clamp_(min=0)
+    if q.ids is None:
+        return (r.probs - q.probs).clamp_(min=0)
+    return r.probs.index_add(0, q.ids, q.probs, alpha=-1).clamp_(min=0)
 
 
 def cut(probs: Tensor, cuts: Sequence[Cut | None]) -> list[Distribution]:
@@ -98,8 +133,8 @@ def cut(probs: Tensor, cuts: Sequence[Cut | None]) -> list[Distribution]:
     least one token, and none of probability 0. The prefix that `top_p` keeps is the nucleus of Holtzman et
     al. 2020 (arXiv 1904.09751); `min_p` is that of Nguyen et al. 2024 (arXiv 2407.01082).
 
-    Only the first candidates are sorted, and more for the rows that need more. They are taken to the CPU in
-    one go, and so a distribution that was cut lies there.
+    Only the first candidates are sorted, and more for the rows that need more. Each time they are taken to
+    the CPU in one go, and so a distribution that was cut lies there.
 
     Args:
         probs: float64 [rows, vocabulary], each row of sum 1 within rounding.
@@ -113,9 +148,13 @@ def cut(probs: Tensor, cuts: Sequence[Cut | None]) -> list[Distribution]:
         k = min(k, vocabulary)
         # One more than wanted, because the last candidate may be tied with one that is not among them.
         rows = [row for row, wanted in waiting.items() if wanted.top_k < k or k == vocabulary]
-        chosen = probs[rows]
+        chosen = probs
+        if len(rows) < len(probs):
+            (there,) = sent([np.array(rows, dtype=np.int64)], probs.device)
+            chosen = probs[there]
         top, ids = chosen.sort(descending=True, stable=True) if k == vocabulary else chosen.topk(k)
-        for row, row_top, row_ids in zip(rows, top.cpu().numpy(), ids.cpu().numpy(), strict=True):
+        top, ids = fetched([top, ids])
+        for row, row_top, row_ids in zip(rows, top.numpy(), ids.numpy(), strict=True):
             kept = _kept(row_top, row_ids, waiting[row], complete=k == vocabulary)
             if kept is not None:
                 found[row] = kept

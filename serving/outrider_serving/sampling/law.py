@@ -42,9 +42,10 @@ from outrider_serving.engine.types import EngineError, SamplingParams
 from outrider_serving.sampling import compiled
 from outrider_serving.sampling.distribution import Cut, Distribution, cut
 from outrider_serving.sampling.edits import Bias, Edit, Ids, Penalty, edited
-from outrider_serving.sampling.highest import highest
+from outrider_serving.sampling.highest import highest, with_finiteness
 from outrider_serving.sampling.history import History
 from outrider_serving.sampling.noise import NoiseKey
+from outrider_serving.sampling.transfer import sent
 
 _COLDEST = sys.float_info.min
 """The lowest temperature to divide by: 1 over a lower one is infinite, which some devices multiply by.
@@ -202,26 +203,28 @@ def distributions(logits: Tensor, at: At) -> list[Distribution]:
         if found is None:
             raise NoTokenLeftError
         return found
-    z, highest = _edited(logits, at)
-    z.sub_(highest).div_(torch.tensor(temperatures, dtype=torch.float64, device=z.device)[:, None])
+    z = _edited(logits, at)
+    peaks = z.amax(-1, keepdim=True)
+    if not bool(peaks.isfinite().all()):
+        raise NoTokenLeftError
+    (divisors,) = sent([np.array(temperatures, dtype=np.float64)[:, None]], z.device)
+    z.sub_(peaks).div_(divisors)
     return cut(torch.softmax(z, -1), cuts)
 
 
 def best(logits: Tensor, at: At) -> list[int]:
     """The token that greedy decoding takes in each row; arguments and errors are those of `distributions`."""
-    z, _ = _edited(logits, at)
-    tokens: list[int] = highest(z).tolist()
-    return tokens
-
-
-def _edited(logits: Tensor, at: At) -> tuple[Tensor, Tensor]:
-    """Edited logits, float64 [rows, vocabulary], and the highest of each row [rows, 1]."""
-    _check_size(logits, at)
-    z = edited(logits, [law.edit(path) for law, path in at])
-    highest = z.amax(-1, keepdim=True)
-    if not bool(highest.isfinite().all()):
+    z = _edited(logits, at)
+    found = with_finiteness(z, highest(z))
+    if not all(finite for _, finite in found):
         raise NoTokenLeftError
-    return z, highest
+    return [token for token, _ in found]
+
+
+def _edited(logits: Tensor, at: At) -> Tensor:
+    """Edited logits, float64 [rows, vocabulary]."""
+    _check_size(logits, at)
+    return edited(logits, [law.edit(path) for law, path in at])
 
 
 def _edited_rows(logits: Tensor, at: At) -> list[Tensor]:

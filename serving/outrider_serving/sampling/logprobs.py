@@ -10,9 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider_serving.engine.types import TokenLogprobs
+from outrider_serving.sampling.transfer import fetched, sent
 
 _ELEMENTS_AT_ONCE = 1 << 24
 """Most logits that are taken to float64 at once: 128 MiB."""
+_SPARE = 16
+"""More of the likeliest tokens than wanted are looked at: where all of these are as likely as the last wanted
+one, there may be others."""
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], top: Sequence[int]) -> list[TokenLogprobs]:
@@ -36,32 +40,45 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], top: Sequence[int]) ->
 
 
 def _some(logits: Tensor, tokens: Sequence[int], top: Sequence[int]) -> list[TokenLogprobs]:
+    (chosen,) = sent([np.array(tokens, dtype=np.int64)[:, None]], logits.device)
     total = logits.logsumexp(-1)
-    own = logits.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0] - total
-    best = _likeliest(logits, max(top))
+    own = logits.gather(-1, chosen)[:, 0] - total
+    k, vocabulary = max(top), logits.shape[-1]
+    if k == 0:
+        return [TokenLogprobs(logprob, ()) for logprob in fetched([own])[0].tolist()]
+    total, own, values, ids = fetched([total, own, *logits.topk(min(k + _SPARE, vocabulary))])
+    if k < vocabulary - _SPARE:
+        unsure = (values[:, k - 1] == values[:, -1]).nonzero()[:, 0]
+        if len(unsure):
+            ids[unsure] = _lowest(logits, unsure, values[unsure], ids[unsure])
     return [
         TokenLogprobs(logprob, tuple((token, value - whole) for token, value in ranked[:wanted]))
-        for logprob, whole, ranked, wanted in zip(own.tolist(), total.tolist(), best, top, strict=True)
+        for logprob, whole, ranked, wanted in zip(
+            own.tolist(), total.tolist(), map(_in_order, values.numpy(), ids.numpy()), top, strict=True
+        )
     ]
-
-
-def _likeliest(logits: Tensor, k: int) -> list[list[tuple[int, float]]]:
-    """The k highest logits of each row with their ids, in order.
-
-    Which of several equal ones topk takes is unspecified, so a row that has more as high as its k-th one is
-    looked at again, whole.
-    """
-    if k == 0:
-        return [[] for _ in range(len(logits))]
-    values, ids = logits.topk(k)
-    tied = ((logits >= values[:, -1:]).sum(-1) > k).tolist()
-    candidates = list(zip(values.cpu().numpy(), ids.cpu().numpy(), strict=True))
-    for row in (row for row, again in enumerate(tied) if again):
-        found = (logits[row] >= values[row, -1]).nonzero()[:, 0]
-        candidates[row] = logits[row, found].cpu().numpy(), found.cpu().numpy()
-    return [_in_order(row_values, row_ids)[:k] for row_values, row_ids in candidates]
 
 
 def _in_order(values: NDArray[np.float64], ids: NDArray[np.int64]) -> list[tuple[int, float]]:
     order = np.lexsort((ids, -values))
     return list(zip(ids[order].tolist(), values[order].tolist(), strict=True))
+
+
+def _lowest(logits: Tensor, rows: Tensor, values: Tensor, ids: Tensor) -> Tensor:
+    """The candidates of some rows, with the lowest ids among those that equal the last one.
+
+    Which of several equal ones topk takes is unspecified, so these are looked for in the whole rows.
+
+    Args:
+        logits: [positions, vocabulary].
+        rows: int64 [n] on the CPU: which positions.
+        values: float64 [n, k] on the CPU: their highest logits, in descending order.
+        ids: int64 [n, k] on the CPU: which ones topk took.
+    """
+    k, vocabulary = values.shape[-1], logits.shape[-1]
+    there, edges = sent([rows.numpy(), values[:, -1:].numpy()], logits.device)
+    falling = torch.arange(vocabulary, 0, -1, device=logits.device)
+    equal = torch.where(logits[there] == edges, falling, 0).topk(k).values
+    (lowest,) = fetched([vocabulary - equal])
+    place = torch.arange(k) - (values > values[:, -1:]).sum(-1, keepdim=True)
+    return torch.where(place < 0, ids, lowest.gather(-1, place.clamp(min=0)))

@@ -12,8 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from outrider_serving.sampling.transfer import sent
 
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -53,8 +56,8 @@ def exponentials(keys: Sequence[NoiseKey], ids: Tensor) -> Tensor:
     Returns:
         float64 [rows, n], in (2 ** -65, 37), on the device of `ids`.
     """
-    streams = [stream(key) for key in keys]
-    starts, gammas = torch.tensor(streams, dtype=torch.int64).to(ids.device).unbind(1)
+    (streams,) = sent([np.array([stream(key) for key in keys], dtype=np.int64)], ids.device)
+    starts, gammas = streams.unbind(1)
     words = (ids + 1) * gammas[:, None]  # int64 products wrap modulo 2 ** 64
     words += starts[:, None]
     shifted = torch.empty_like(words)

@@ -24,6 +24,10 @@ class Randomness(Protocol):
         """
         ...
 
+    def draw(self, weights: Tensor) -> Tensor:
+        """`categorical`, left on the device of the weights: int64 [1]. Nothing waits for it."""
+        ...
+
 
 class GeneratorRandomness:
     """Draws from a numpy generator; without one, from a new generator seeded by the operating system."""
@@ -38,8 +42,10 @@ class GeneratorRandomness:
 
     def categorical(self, weights: Tensor) -> int:
         """An index by inversion of the cumulated weights; never one of weight 0."""
+        return int(self.draw(weights))
+
+    def draw(self, weights: Tensor) -> Tensor:
+        """The index as int64 [1], on the device of the weights."""
         mass = weights.cumsum(0)
-        target = self._generator.random() * mass[-1]
-        index = int(torch.searchsorted(mass, target, right=True))
-        # The product can round up to the whole mass: then the last index of positive weight is meant.
-        return index if index < len(mass) else int(weights.nonzero()[-1])
+        # The share is at most 1 - 2 ** -53, of which no product rounds up to the whole mass.
+        return torch.searchsorted(mass, self._generator.random() * mass[-1:], right=True)

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from outrider_serving.sampling.distribution import Distribution, residual
 from outrider_serving.sampling.randomness import Randomness
+from outrider_serving.sampling.reading import Reading
+from outrider_serving.sampling.transfer import put
 
 Candidate = tuple[int, Distribution | None]
 """A proposed token, and the distribution it was drawn from: None where it was chosen."""
 
+_ONE = torch.ones(1, dtype=torch.float64)
+"""The probability with which a chosen token was proposed."""
+
 
 def sample(
     p: Distribution, candidates: Sequence[Candidate], randomness: Randomness
-) -> tuple[int, int | None]:
+) -> Reading[tuple[int, int | None]]:
     """A token of law p that is one of the candidates as often as they allow.
 
     With r = p at first: accept candidate x, drawn from q, with probability min(1, r(x) / q(x)); where it is
@@ -39,16 +47,30 @@ def sample(
     Args:
         p: the target's distribution.
         candidates: distinct tokens in the order in which they are tried, each of positive probability in its
-            own q.
+            own q, which may lie on another device than p.
         randomness: independent of what the candidates were drawn from.
 
     Returns:
-        The token, and the index of the candidate that was accepted; None where none was.
+        The token, and the index of the candidate that was accepted; None where none was. It looks at numbers
+        once for each candidate that is tried, and once for the last draw.
     """
     r = p
     for index, (x, q) in enumerate(candidates):
-        proposed = 1.0 if q is None else q.prob(x)
-        if randomness.bernoulli(min(1.0, r.prob(x) / proposed)):
+        r_x, q_x, *on_r = yield _decisive(r, x, q)
+        if randomness.bernoulli(min(1.0, float(r_x) / float(q_x))):
             return x, index
+        if q is not None:
+            q = Distribution(r.ids, on_r[0]) if on_r else q.to(r.probs.device)
         r = residual(r, q, x)
-    return r.token(randomness.categorical(r.probs)), None
+    (token,) = yield [r.tokens(randomness.draw(r.probs))]
+    return int(token), None
+
+
+def _decisive(r: Distribution, x: int, q: Distribution | None) -> list[Tensor]:
+    """r(x) and q(x); where r is on the CPU and q is not, what of it a refusal takes off r as well."""
+    if q is None:
+        return [r.at(x), _ONE]
+    if r.probs.is_cpu and not q.probs.is_cpu:
+        support = torch.arange(len(r.probs)) if r.ids is None else r.ids
+        return [r.at(x), q.at(x), q.on(put(support, q.probs.device))]
+    return [r.at(x), q.at(x)]

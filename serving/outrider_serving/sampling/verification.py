@@ -31,25 +31,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider_serving.sampling.coupling import coupled_tokens
 from outrider_serving.sampling.distribution import Distribution
-from outrider_serving.sampling.highest import highest
+from outrider_serving.sampling.highest import highest, with_finiteness
 from outrider_serving.sampling.law import NoTokenLeftError, TokenLaw, best, distributions
 from outrider_serving.sampling.noise import NoiseKey
 from outrider_serving.sampling.proposal import ROOT, Proposal
 from outrider_serving.sampling.randomness import Randomness
+from outrider_serving.sampling.reading import Reading, together
 from outrider_serving.sampling.rejection import sample
+from outrider_serving.sampling.transfer import sent
 
 _Answer = TypeVar("_Answer")
 
-_MASS_SLACK = 1e-6
-"""How far from 1 the sum of a proposer's q may be: more is no rounding, even of weights in float32."""
-
 _ELEMENTS_AT_ONCE = 1 << 24
-"""Most probabilities that are made at once: 128 MiB each of logits, their softmax and noise."""
+"""Most probabilities that are made at once: 128 MiB each of logits, softmax, and noise or residuals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class VerifyRow:
 
     Attributes:
         law: as of the committed text.
-        proposal: within what may still be committed; `proposal_fault` has found nothing.
+        proposal: within what may still be committed; `fault.proposal_fault` has found nothing.
         root: row of the logits that follow the committed text; those after node n are in row root + 1 + n.
         noise: the key of the first token to commit, which is `law.noise` for a request with a seed.
         randomness: the request's own source, used by rejection only.
@@ -89,51 +89,6 @@ class Verdict:
     def accepted(self) -> int:
         """The accepted length."""
         return len(self.path)
-
-
-def proposal_fault(proposal: Proposal, vocab_size: int) -> str | None:
-    """What makes a proposal impossible to verify; None where nothing does.
-
-    The step goes on without such a proposal. That can bias nothing where the proposer keeps its contract,
-    because then there never is one.
-    """
-    tokens, nodes = proposal.tokens, len(proposal)
-    if len(proposal.parents) != nodes or len(proposal.q) not in (0, nodes):
-        return f"{nodes} tokens, {len(proposal.parents)} parents, {len(proposal.q)} distributions"
-    if not all(ROOT <= parent < node for node, parent in enumerate(proposal.parents)):
-        return "a node comes before its parent"
-    if not all(type(token) is int and 0 <= token < vocab_size for token in tokens):
-        return f"a token that is no whole number from 0 to {vocab_size - 1}"
-    if len(set(zip(proposal.parents, tokens, strict=True))) != nodes:
-        return "two siblings of the same token"
-    drawn = [(token, q) for token, q in zip(tokens, proposal.q, strict=False) if q is not None]
-    for token, q in drawn:
-        if fault := _law_fault(q, vocab_size):
-            return fault
-        if not q.prob(token) > 0:
-            return "a token that its distribution cannot have drawn"
-    return None
-
-
-def _law_fault(q: object, vocab_size: int) -> str | None:
-    """What makes a proposer's q no distribution; None where nothing does."""
-    if not isinstance(q, Distribution) or q.probs.dtype is not torch.float64 or q.probs.dim() != 1:
-        return "a q that is no Distribution of float64 [support]"
-    ids = q.ids
-    if len(q.probs) != (vocab_size if ids is None else len(ids)):
-        return "a distribution of the wrong size"
-    if ids is not None and (ids.dtype is not torch.int64 or not _are_tokens(ids, vocab_size)):
-        return "a support that is not int64, distinct and within the vocabulary"
-    least, mass = torch.stack([q.probs.amin(), q.probs.sum()]).tolist()
-    if not (least >= 0 and abs(mass - 1) < _MASS_SLACK):
-        return f"a distribution with the sum {mass:g} and the least probability {least:g}"
-    return None
-
-
-def _are_tokens(ids: Tensor, vocab_size: int) -> bool:
-    least, most = torch.stack(ids.aminmax()).tolist()
-    in_order = ids.sort().values
-    return least >= 0 and most < vocab_size and bool((in_order[1:] > in_order[:-1]).all())
 
 
 def verify(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict | Exception]:
@@ -217,11 +172,11 @@ class _Walk:
             token, sound = found[self.logits]
             self.follow(token) if sound else self.fail(NoTokenLeftError())
 
-    def draw(self, p: Distribution) -> None:
+    def draw(self, p: Distribution) -> Reading[None]:
         """Commit a token of law p by rejection."""
         proposal, children = self.row.proposal, self.children
         candidates = [(proposal.tokens[child], proposal.q_of(child)) for child in children]
-        token, accepted = sample(p, candidates, self.row.randomness)
+        token, accepted = yield from sample(p, candidates, self.row.randomness)
         self.take(token, None if accepted is None else children[accepted])
 
 
@@ -233,19 +188,25 @@ def _walk(walks: Sequence[_Walk], logits: Tensor) -> None:
         rejection = [walk for walk in walks if not walk.row.law.greedy and walk.row.noise is None]
         _step(greedy, logits, _best, _Walk.follow)
         _step(coupled, logits, _coupled, _Walk.follow)
-        _step(rejection, logits, _distributions, _Walk.draw)
+        _draw(rejection, logits)
         walks = [walk for walk in walks if not walk.ended]
+
+
+def _draw(walks: Sequence[_Walk], logits: Tensor) -> None:
+    """A token for each walk by rejection: all look at their numbers together."""
+    drawing = list[tuple[_Walk, Reading[None]]]()
+    _step(walks, logits, _distributions, lambda walk, p: drawing.append((walk, walk.draw(p))))
+    for (walk, _), error in zip(drawing, together([reading for _, reading in drawing]), strict=True):
+        if error is not None:
+            walk.fail(error)
 
 
 def _highest(walks: Sequence[_Walk], logits: Tensor) -> list[Mapping[int, tuple[int, bool]]]:
     """Where nothing edits the logits: one argmax over all positions, for `_Walk.follow_all`."""
     spans = [range(walk.row.root, walk.row.root + 1 + len(walk.row.proposal)) for walk in walks]
     positions = [position for span in spans for position in span]
-    theirs = logits if positions == list(range(len(logits))) else logits[positions]
-    tokens = highest(theirs)
-    finite = theirs.gather(-1, tokens[:, None])[:, 0].isfinite()
-    found = dict(zip(positions, zip(tokens.tolist(), finite.tolist(), strict=True), strict=True))
-    return [found] * len(walks)
+    theirs = logits if positions == list(range(len(logits))) else _rows(logits, positions)
+    return [dict(zip(positions, with_finiteness(theirs, highest(theirs)), strict=True))] * len(walks)
 
 
 def _best(walks: Sequence[_Walk], logits: Tensor) -> list[int]:
@@ -262,7 +223,11 @@ def _coupled(walks: Sequence[_Walk], logits: Tensor) -> list[int]:
 
 def _current(walks: Sequence[_Walk], logits: Tensor) -> Tensor:
     """The logits that decide on each walk's next token."""
-    return logits[[walk.logits for walk in walks]]
+    return _rows(logits, [walk.logits for walk in walks])
+
+
+def _rows(logits: Tensor, positions: Sequence[int]) -> Tensor:
+    return logits[sent([np.array(positions, dtype=np.int64)], logits.device)[0]]
 
 
 def _step(

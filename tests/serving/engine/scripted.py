@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 
 from outrider_serving.engine.options import EngineOptions
 from outrider_serving.engine.process.protocol import ModelInfo
-from outrider_serving.engine.records import PageCounts, RowRecord, StepRecord
+from outrider_serving.engine.records import GraphCounts, PageCounts, RowRecord, StepRecord
 from outrider_serving.engine.types import (
     DeadlineError,
     Delta,
@@ -84,6 +85,10 @@ class ScriptedCore:
     def pages(self) -> PageCounts:
         return PageCounts(100, len(self.requests), 1)
 
+    @property
+    def graphs(self) -> GraphCounts:
+        return GraphCounts(10 + len(self.requests), 2)
+
     def set_settings(self, settings: PodSettings) -> None:
         self.settings = settings
 
@@ -100,8 +105,11 @@ class ScriptedCore:
         self.cancels += 1
         self._forget(request_id)
 
-    def step(self) -> Output:
+    def begin_step(self) -> Callable[[], Output]:
         time.sleep(PACE_SECONDS)
+        return self._end_step
+
+    def _end_step(self) -> Output:
         output, rows = Output(), []
         for request in list(self.requests.values()):
             error = self._error(request)
@@ -172,7 +180,9 @@ def build(options: EngineOptions, settings: PodSettings) -> tuple[ScriptedCore, 
         case "changed":
             assert options.revision == "r1", "a later process is told to serve the first one's revision"
     revision = options.revision or "r1"
-    return ScriptedCore(settings), ModelInfo(b"", revision, "float32", 64, frozenset({1}), 320, 100, 16)
+    core = ScriptedCore(settings)
+    ends = frozenset({1})
+    return core, ModelInfo(b"", revision, "float32", 64, ends, 320, 100, 16, graphs=core.graphs)
 
 
 def _act() -> str:

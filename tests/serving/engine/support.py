@@ -127,8 +127,11 @@ class Bench:
             self.results[one.id] = Result()
         return [self.results[one.id] for one in wanted]
 
-    def step(self) -> None:
-        output = self.core.step()
+    def step(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """One step; `meanwhile` is called while its pass runs."""
+        end = self.core.begin_step()
+        meanwhile()
+        output = end()
         for delta in output.deltas:
             self.results[delta.request_id].deltas.append(delta)
         for request_id, error in output.failures:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider_serving.engine import step, telling
+from outrider_serving.engine import passes, telling
 from outrider_serving.engine.target.kv import KVStore
 from outrider_serving.engine.target.runner import ModelRunner, Pass
 from outrider_serving.engine.types import EngineError
@@ -75,7 +75,7 @@ def test_passes_that_cannot_be_joined_fail_their_requests_and_no_later_one(
     engine = bench(tiny_llama)
     with monkeypatch.context() as short:
         without_memory(short, ModelRunner, "run", lambda _self, batch, _layers: len(batch.segments) > 1)
-        without_memory(short, step, "joined", lambda _passes: True)
+        without_memory(short, passes, "joined", lambda _passes: True)
         results = engine.run(request(PROMPT), request(OTHER))
     assert all(isinstance(result.error, EngineError) for result in results)
     assert engine.run(request(PROMPT))[0].tokens == reference(tiny_llama, PROMPT, 32)

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from outrider_serving.engine.records import GraphCounts
 from outrider_serving.engine.target.cuda.runner import CudaRunner
 from outrider_serving.models.loading import LoadedModel, load_model
 from outrider_serving.settings import Proposer
@@ -46,6 +47,7 @@ def test_speculation_changes_no_token(tiny_on_a_gpu: LoadedModel) -> None:
     assert greedy(made) == plain
     assert sum(row.proposed for record in made.records for row in record.rows) > 0
     assert (runner.captured, runner.fallbacks) == (13, 0)  # up to the 256 tokens of a step
+    assert made.core.graphs == GraphCounts(13, 0)
 
 
 def test_trees_that_want_hidden_states_change_no_token(tiny_on_a_gpu: LoadedModel) -> None:
@@ -68,4 +70,5 @@ def test_without_triton_torch_attends(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "outrider_serving.engine.target.triton.attention", None)
     made = bench(loaded)
     assert not isinstance(made.core._stepper._runner, CudaRunner)
+    assert made.core.graphs == GraphCounts()
     assert greedy(made) == plain

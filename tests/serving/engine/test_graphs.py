@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,13 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig
 from outrider_serving.engine.schedule.scheduler import EngineLimits
 from outrider_serving.engine.target.attention import IMPLEMENTATION
 from outrider_serving.engine.target.batch import Piece, pack
+from outrider_serving.engine.target.cuda import graphs
 from outrider_serving.engine.target.cuda.graphs import Capture, CaptureError, Work
 from outrider_serving.engine.target.cuda.runner import CudaRunner
 from outrider_serving.engine.target.cuda.shapes import Room, room_of
 from outrider_serving.engine.target.kv import KVShape, KVStore
 from outrider_serving.engine.target.runner import ModelRunner, Pass
+from outrider_serving.engine.target.triton.tables import Maxima
 from outrider_serving.models.loading import LoadedModel, load_model
 from outrider_serving.sampling.proposal import ROOT, Proposal
 from outrider_serving.settings import Proposer
@@ -190,6 +190,24 @@ def with_failures() -> tuple[int, int, int, int, list[str]]:
     )
 
 
+def without_memory_for_inputs() -> tuple[int, int]:
+    """Captured and fallbacks where there is none for the inputs of the size 4."""
+    real = graphs.Inputs.on
+
+    def on(device: torch.device, maxima: Maxima) -> graphs.Inputs:
+        if maxima.tokens == 4:
+            raise torch.OutOfMemoryError("no memory")
+        return real(device, maxima)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs.Inputs, "on", on)
+        pair, texts = Pair("llama", Captures()), Texts(6)
+        for pending in (3, 2, 4, 8):
+            pair.run([texts.piece(0, pending)])
+    pair.assert_stores_are_equal()
+    return pair.ours.captured, pair.ours.fallbacks
+
+
 def results_are_overwritten() -> None:
     pair, texts = Pair("llama", Captures()), Texts(5)
     ran = pair.ours.run(pack([texts.piece(0, 3)], PAGE, CPU), (1,))
@@ -229,17 +247,6 @@ def of_an_engine(path: str) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]
 # The tests.
 
 
-@pytest.fixture(scope="module")
-def interpreted() -> Iterator[Callable[..., Any]]:
-    """Runs a function in a process in which triton is interpreted."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        pool = ProcessPoolExecutor(1, get_context("spawn"))
-        pool.submit(int).result()
-    with pool:
-        yield lambda function, *how: pool.submit(function, *how).result()
-
-
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("arch", CONFIGS)
 def test_replays_are_passes(interpreted: Callable[..., Any], arch: str, seed: int) -> None:
@@ -257,6 +264,10 @@ def test_what_cannot_be_captured_runs_as_it_comes(interpreted: Callable[..., Any
     assert asked == 4 + 1  # neither of the two is tried again
     assert made == 1 + 2 + 1  # after each failure, and for the hidden states
     assert logged == ["passes of 4 tokens run without a graph: something waits for the device"]
+
+
+def test_a_size_without_memory_for_its_inputs_runs_as_it_comes(interpreted: Callable[..., Any]) -> None:
+    assert interpreted(without_memory_for_inputs) == (3, 1)
 
 
 def test_a_copy_outlives_the_next_pass(interpreted: Callable[..., Any]) -> None:

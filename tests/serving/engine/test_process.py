@@ -19,7 +19,7 @@ from outrider_serving.engine.options import EngineOptions
 from outrider_serving.engine.process import child, client
 from outrider_serving.engine.process.child import Ending, Patience
 from outrider_serving.engine.process.client import EngineClient
-from outrider_serving.engine.records import PageCounts, StepRecord
+from outrider_serving.engine.records import GraphCounts, PageCounts, StepRecord
 from outrider_serving.engine.types import (
     DeadlineError,
     Delta,
@@ -224,15 +224,15 @@ class TestRequests:
         await until(lambda: engine.running == engine.waiting == 0)
         assert len([delta async for delta in late]) == 21
 
-    async def test_pages_are_told_of_also_where_no_request_took_part(self, make: Make) -> None:
+    async def test_pages_and_graphs_are_told_of_also_where_no_request_took_part(self, make: Make) -> None:
         engine = await make()
-        assert engine.pages == PageCounts(total=100)
+        assert (engine.pages, engine.graphs) == (PageCounts(total=100), GraphCounts(10, 2))
         reader = await begin(engine, request("a", max_tokens=50))
-        assert engine.pages == PageCounts(100, 1, 1)
+        assert (engine.pages, engine.graphs) == (PageCounts(100, 1, 1), GraphCounts(11, 2))
         await reader
         with pytest.raises(DeadlineError):
             await collect(engine, request("b", Act.EXPIRE))
-        assert engine.pages == PageCounts(100, 0, 1)
+        assert (engine.pages, engine.graphs) == (PageCounts(100, 0, 1), GraphCounts(10, 2))
 
     async def test_a_listener_that_raises_harms_no_request(self, make: Make) -> None:
         engine = await make()
@@ -277,7 +277,7 @@ class TestDeath:
                 await reader
         assert "signal 9" in str(engine.unready)
         assert (engine.running, engine.waiting, engine.failure) == (0, 0, None)
-        assert engine.pages == PageCounts()
+        assert (engine.pages, engine.graphs) == (PageCounts(), GraphCounts())
         with pytest.raises(EngineClosedError, match="signal 9"):
             await collect(engine, request("refused"))
         await until(lambda: engine.unready is None)

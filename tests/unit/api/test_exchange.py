@@ -15,7 +15,7 @@ from outrider_serving.api.app import create_app
 from outrider_serving.api.records import Outcome, RequestRecord, Verdict
 from outrider_serving.api.state import ServedModel, Serving
 from outrider_serving.api.text import TextEncoder
-from outrider_serving.engine.records import PageCounts
+from outrider_serving.engine.records import GraphCounts, PageCounts
 from outrider_serving.engine.types import (
     DeadlineError,
     Delta,
@@ -41,6 +41,7 @@ class Engine:
     running = waiting = 0
     unready = failure = proposer_trouble = None
     pages = PageCounts()
+    graphs = GraphCounts()
     kernels = ""
 
     def __init__(self, text: str, *, pause: float = 0.0, end: Exception | None = None) -> None:

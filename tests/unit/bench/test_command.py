@@ -62,7 +62,7 @@ def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], say
 def test_a_settings_file_with_a_mistake(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "deep.json"
     settings = default_settings(Proposer(method=Method.NGRAM)).model_dump_json(by_alias=True)
-    file.write_text(settings.replace('"maxDepth":8', '"maxDepth":0'))
+    file.write_text(settings.replace('"maxDepth":16', '"maxDepth":0'))
     assert f"{file}: arms.stable.proposer.maxDepth" in refusal(capsys, "m", "--compare", f"{file},off")
 
 

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
+from unittest.mock import patch
 
+from outrider_serving.engine.schedule import scheduler
 from outrider_serving.engine.schedule.budget import PREFILL_SHARE
 from outrider_serving.engine.schedule.prefix import PageNames
 from outrider_serving.engine.schedule.scheduler import EngineLimits, Plan, Scheduler, Work
@@ -50,10 +52,15 @@ def one_token(work: Work) -> list[int]:
 
 @dataclass
 class Simulation:
-    """The loop, what lies in its slots, and one proposer that may be loaded."""
+    """The loop, what lies in its slots, and one proposer that may be loaded.
+
+    Attributes:
+        ahead: for how many tokens pages are named ahead in each step; None where nothing is prepared.
+    """
 
     limits: EngineLimits
     secret: bytes = b"a secret"
+    ahead: int | None = None
     loaded: bool = False
     slots: dict[int, object] = field(default_factory=dict)
     proposer_slots: dict[int, object] = field(default_factory=dict)
@@ -82,14 +89,25 @@ class Simulation:
         wants: Callable[[Running], int] = lambda _: 0,
         requires: Callable[[Running], frozenset[str]] = lambda _: frozenset(),
         commits: Callable[[Work], list[int]] = one_token,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> Plan:
-        """Plan and do one step; `commits` says which tokens a row that verifies commits."""
+        """Plan and do one step.
+
+        Args:
+            now, wants, requires: for `Scheduler.plan`.
+            commits: which tokens a row that verifies commits.
+            meanwhile: what comes and is cancelled while the step runs.
+        """
         plan = self.scheduler.plan(now, wants, requires)
         for sequence, error in plan.ended:
             self.ended[sequence.request.id] = error
         for sequence in plan.began:
             self._begin(sequence, requires(sequence))
         self._check(plan)
+        meanwhile()
+        if self.ahead is not None:
+            with patch.object(scheduler, "NAMED_AHEAD", self.ahead):
+                self.scheduler.prepare()
         for work in plan.work:
             self._run(work, commits)
         for work in plan.work:
@@ -134,12 +152,12 @@ class Simulation:
         (self.followed.add if follows else self.followed.discard)(sequence.request.id)
 
     def _check(self, plan: Plan) -> None:
-        scheduler, bounds = self.scheduler, self.limits
-        assert scheduler.running <= bounds.max_running
-        assert scheduler.running + scheduler.waiting <= bounds.max_running + bounds.max_waiting
+        own, bounds = self.scheduler, self.limits
+        assert own.running <= bounds.max_running
+        assert own.running + own.waiting <= bounds.max_running + bounds.max_waiting
         assert sum(work.tokens + work.nodes for work in plan.work) <= bounds.step_tokens
-        assert plan.work or not (scheduler.running or scheduler.waiting), "a step that does nothing"
-        running = set(scheduler.sequences)
+        assert plan.work or not (own.running or own.waiting), "a step that does nothing"
+        running = set(own.sequences)
         assert running.isdisjoint(plan.preempted)
         assert running.issuperset(plan.began)
         for sequence in plan.preempted:

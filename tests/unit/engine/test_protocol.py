@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outrider_serving.engine.options import EngineOptions
 from outrider_serving.engine.process import protocol
-from outrider_serving.engine.records import PageCounts, RowRecord, StepRecord
+from outrider_serving.engine.records import GraphCounts, PageCounts, RowRecord, StepRecord
 from outrider_serving.engine.types import (
     DeadlineError,
     Delta,
@@ -45,7 +45,7 @@ TO_ENGINE: tuple[protocol.ToEngine, ...] = (
 TO_API: tuple[protocol.ToApi, ...] = (
     protocol.Ready(MODEL),
     protocol.Broken("it broke"),
-    protocol.Stepped(RECORD, (DELTA,), (), 3, PageCounts(9, 4, 2)),
+    protocol.Stepped(RECORD, (DELTA,), (), 3, PageCounts(9, 4, 2), None, GraphCounts(15, 1)),
     protocol.Beat(occupied=True),
 )
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider_serving.engine.schedule.budget import evenly
+from outrider_serving.engine.schedule.prefix import PageNames
+from outrider_serving.engine.schedule.queue import FairQueue
 from outrider_serving.engine.schedule.scheduler import EngineLimits, Plan, Work
 from outrider_serving.engine.schedule.sequence import Sequence
 from outrider_serving.engine.types import DeadlineError, FinishReason, QueueFullError, Request
@@ -294,6 +297,42 @@ def test_pages_kept_for_later_make_way_for_a_request_that_begins() -> None:
     assert made.scheduler.pool.cached == 6
     made.submit(request("b", (2,) * 24, 1))
     assert ids(made.step().began) == ["b"]
+
+
+def test_pages_of_texts_that_wait_are_named_ahead_a_part_in_each_step() -> None:
+    made = simulation(request("runs", max_tokens=50), max_running=2)
+    made.step()
+    made.ahead = 12  # three pages
+    waiting = made.submit(
+        request("scored", LONG_PROMPT, params={"prompt_logprobs": 0}),
+        request("a1", LONG_PROMPT, tenant="a"),
+        request("a2", LONG_PROMPT, tenant="a"),
+        request("b", LONG_PROMPT[:8], tenant="b"),
+    )
+    lengths = []
+    with patch.object(FairQueue, "head", return_value=None):  # so that all of them go on waiting
+        for _ in range(4):
+            made.step()
+            lengths.append([len(sequence.names) for sequence in waiting])
+    # As many as can run are looked at; of the text of b one page is full without the token that is run.
+    assert lengths == [[0, 3, 0, 0], [0, 6, 0, 0], [0, 7, 0, 1], [0, 7, 0, 1]]
+
+
+def test_a_plan_names_nothing_that_was_named_ahead() -> None:
+    made = simulation(request("runs", max_tokens=50), max_running=2)
+    made.step()
+    made.ahead = 1000
+    made.submit(request("a", LONG_PROMPT))
+    with patch.object(FairQueue, "head", return_value=None):
+        made.step()
+    with patch.object(PageNames, "_hash", side_effect=AssertionError("a page is named")):
+        assert ids(made.scheduler.plan(0.0, lambda _: 0, lambda _: frozenset()).began) == ["a"]
+
+
+def test_those_that_go_next_are_looked_at_first() -> None:
+    made = simulation(*(request(name, tenant=name[0]) for name in ("a1", "a2", "a3", "b1", "c1", "b2")))
+    made.scheduler._queue.charge("a", prompt=5)
+    assert ids(made.scheduler._queue) == ["b1", "c1", "a1", "b2", "a2", "a3"]
 
 
 def test_tenants_that_wait_at_the_same_time_get_equal_service() -> None:

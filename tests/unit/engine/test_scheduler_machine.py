@@ -1,12 +1,13 @@
 """Whatever arrives, is cancelled or accepted: pages are conserved, texts not mixed up, every request ends.
 
 What is checked after each step is in `simulation`. Two simulations get the same calls under different
-secrets, and must decide alike.
+secrets, and must decide alike. One of them looks ahead in each step, which decides nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from random import Random
 
@@ -90,25 +91,15 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(seed=seeds)
     def start(self, seed: int) -> None:
-        limits = some_limits(Random(seed))
-        self.both = [Simulation(limits, secret) for secret in (b"one", b"another")]
+        random = Random(seed)
+        limits, ahead = some_limits(random), random.choice([1, 5, 1000])
+        self.both = [Simulation(limits, b"one"), Simulation(limits, b"another", ahead)]
         self.arrive(seed, 6)
 
     @rule(seed=seeds, number=st.integers(1, 6))
     def arrive(self, seed: int, number: int) -> None:
-        random = Random(seed)
-        for _ in range(number):
-            each = some_request(random)
-            deadline = None if each.deadline is None else self.now + each.deadline
-            asked = replace(each, id=str(next(self.names)), deadline=deadline)
-            one, another = (self._submit(simulation, asked) for simulation in self.both)
-            limits = self.both[0].limits
-            assert one == another
-            assert (one == "too long") == (
-                len(asked.prompt) + asked.params.max_tokens > limits.pages * limits.page_size
-            )
-            if one == "waits":
-                self.accepted[asked.id] = asked
+        arriving = self._some(seed, number)
+        self._took(arriving, [self._submit(each, arriving) for each in self.both])
 
     @rule(which=st.integers(0, 100))
     def cancel(self, which: int) -> None:
@@ -124,16 +115,35 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 9), seed=seeds, required=st.booleans(), later=st.sampled_from([0, 0, 0, 4]))
     def step(self, steps: int, seed: int, required: bool, later: int) -> None:
+        """Steps; in some of them a request comes and one is cancelled while the step runs."""
         self.now += later
-        outcomes = Outcomes(seed, required)
+        outcomes, random = Outcomes(seed, required), Random(seed)
         for _ in range(steps):
+            arriving = self._some(random.getrandbits(32), random.choice([0, 0, 1]))
+            cancelled = random.choice([*self.accepted, "nobody"]) if random.random() < 0.1 else "nobody"
+            took: list[list[str]] = []
+
+            def meanwhile(
+                each: Simulation,
+                arriving: list[Request] = arriving,
+                cancelled: str = cancelled,
+                took: list[list[str]] = took,
+            ) -> None:
+                took.append(self._submit(each, arriving))
+                each.scheduler.cancel(cancelled)
+
             one, another = (
                 each.step(
-                    self.now, wants=outcomes.wants, requires=outcomes.requires, commits=outcomes.commits
+                    self.now,
+                    wants=outcomes.wants,
+                    requires=outcomes.requires,
+                    commits=outcomes.commits,
+                    meanwhile=partial(meanwhile, each),
                 )
                 for each in self.both
             )
             assert decided(one) == decided(another), "the same calls, another decision"
+            self._took(arriving, took)
 
     def teardown(self) -> None:
         if not self.accepted:
@@ -145,15 +155,40 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert one.scheduler.pool.held == 0
         assert not one.scheduler._tables._private, "something is remembered of private calls"
 
+    def _some(self, seed: int, number: int) -> list[Request]:
+        """Requests with fresh ids."""
+        random = Random(seed)
+        some = [some_request(random) for _ in range(number)]
+        deadlines = [None if each.deadline is None else self.now + each.deadline for each in some]
+        return [
+            replace(each, id=str(next(self.names)), deadline=deadline)
+            for each, deadline in zip(some, deadlines, strict=True)
+        ]
+
+    def _took(self, arriving: list[Request], outcomes: list[list[str]]) -> None:
+        """Compare what became of requests in both simulations."""
+        one, another = outcomes
+        assert one == another
+        limits = self.both[0].limits
+        for asked, outcome in zip(arriving, one, strict=True):
+            needed = len(asked.prompt) + asked.params.max_tokens
+            assert (outcome == "too long") == (needed > limits.pages * limits.page_size)
+            if outcome == "waits":
+                self.accepted[asked.id] = asked
+
     @staticmethod
-    def _submit(simulation: Simulation, asked: Request) -> str:
-        try:
-            simulation.scheduler.submit(asked, frozenset({EOS}))
-        except QueueFullError:
-            return "full"
-        except ValueError:
-            return "too long"
-        return "waits"
+    def _submit(simulation: Simulation, arriving: list[Request]) -> list[str]:
+        """What becomes of each."""
+        outcomes = []
+        for asked in arriving:
+            try:
+                simulation.scheduler.submit(asked, frozenset({EOS}))
+                outcomes.append("waits")
+            except QueueFullError:
+                outcomes.append("full")
+            except ValueError:
+                outcomes.append("too long")
+        return outcomes
 
 
 TestScheduler = SchedulerMachine.TestCase

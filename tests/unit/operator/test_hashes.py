@@ -80,7 +80,7 @@ def test_a_default_written_out_is_the_default() -> None:
     written = changed(changed(MINIMAL, "model.dtype", "auto"), "engine.resources", {})
     written = changed(changed(written, "engine.loadSeconds", 1800), "replacement", "surge")
     written = changed(written, "requests", {"speculationOverride": True})
-    assert hashes(changed(written, "proposer", {"method": "ngram", "maxDepth": 8})) == hashes(MINIMAL)
+    assert hashes(changed(written, "proposer", {"method": "ngram", "maxDepth": 16})) == hashes(MINIMAL)
 
 
 def test_values_are_stable_across_versions() -> None:

@@ -99,7 +99,7 @@ def test_columns_and_subresources() -> None:
 
 def test_defaults_are_complete_and_without_nulls() -> None:
     spec = ROOT["properties"]["spec"]["properties"]
-    assert spec["proposer"]["default"] == {"method": "ngram", "minDepth": 1, "maxDepth": 8}
+    assert spec["proposer"]["default"] == {"method": "ngram", "minDepth": 1, "maxDepth": 16}
     assert spec["engine"]["default"] == {"resources": {}, "loadSeconds": 1800}
     assert spec["requests"]["default"] == {"speculationOverride": True}
     assert [path for path, node in ALL if node.get("default", "") is None] == []

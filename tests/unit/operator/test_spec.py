@@ -207,7 +207,7 @@ def test_defaults() -> None:
     spec = SpeculativeModelSpec.model_validate(MINIMAL)
     assert (spec.replicas, spec.api.port, spec.model.dtype) == (1, 8000, "auto")
     assert (spec.replacement, spec.engine.load_seconds) == ("surge", 1800)
-    assert (spec.proposer.method, spec.proposer.max_depth) == ("ngram", 8)
+    assert (spec.proposer.method, spec.proposer.max_depth) == ("ngram", 16)
     assert (spec.requests.timeout_seconds, spec.requests.speculation_override) == (None, True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,10 +13,12 @@ import torch
 from outrider_serving.engine.types import SamplingParams
 from outrider_serving.sampling import verification
 from outrider_serving.sampling.distribution import Distribution
+from outrider_serving.sampling.fault import proposal_fault
 from outrider_serving.sampling.law import TokenLaw
 from outrider_serving.sampling.proposal import ROOT, Proposal
 from outrider_serving.sampling.randomness import Randomness
-from outrider_serving.sampling.verification import Verdict, VerifyRow, proposal_fault
+from outrider_serving.sampling.reading import Reading, together
+from outrider_serving.sampling.verification import Verdict, VerifyRow
 from unit.sampling.reference import Target, Text, edited_logits, law_of, random_target
 
 VOCABULARY = 4
@@ -33,12 +36,15 @@ class Branch:
         self.alternatives: list[tuple[int, ...]] = []
 
     def bernoulli(self, p: float) -> bool:
-        return self._draw([1 - p, p]) == 1
+        return self._follow([1 - p, p]) == 1
 
     def categorical(self, weights: torch.Tensor) -> int:
-        return self._draw((weights / weights.sum()).tolist())
+        return self._follow((weights / weights.sum()).tolist())
 
-    def _draw(self, probs: list[float]) -> int:
+    def draw(self, weights: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([self.categorical(weights)])
+
+    def _follow(self, probs: list[float]) -> int:
         possible = [outcome for outcome, prob in enumerate(probs) if prob > 0]
         step = len(self.taken)
         if step < len(self.script):
@@ -69,6 +75,17 @@ def parity_mask(text: Text) -> list[bool]:
     mask = np.ones(VOCABULARY, dtype=bool)
     mask[rng.integers(VOCABULARY, size=2)] = False
     return [bool(allowed) for allowed in mask]
+
+
+T = TypeVar("T")
+
+
+def alone(reading: Reading[T]) -> T:
+    """The answer of one reading, or what it raises."""
+    (answer,) = together([reading])
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 Proposing = Callable[[Text, Randomness], Proposal]
@@ -165,7 +182,7 @@ def step(setting: Setting, text: Text, proposing: Proposing) -> dict[Text, float
         proposals = [proposing(text, branch) for branch in branches]
         rows, logits = [], []
         for branch, proposal in zip(branches, proposals, strict=True):
-            assert proposal_fault(proposal, VOCABULARY) is None
+            assert alone(proposal_fault(proposal, VOCABULARY)) is None
             rows.append(VerifyRow(law, proposal, len(logits), law.noise, branch))
             paths = [
                 tuple(proposal.tokens[n] for n in proposal.path(node)) for node in range(-1, len(proposal))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from outrider_serving.sampling.noise import NoiseKey, exponentials
 from outrider_serving.sampling.verification import verify
 from unit.sampling.exhaustive import Parity
 from unit.sampling.test_verification import random_rows
+from unit.sampling.test_waiting import CASES, KINDS, rows_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -56,6 +58,22 @@ def test_verdicts_are_the_same() -> None:
         rows, logits = random_rows(seed)
         again, _ = random_rows(seed)
         assert verify(rows, logits) == verify(again, logits.cuda())
+
+
+def test_many_rows_are_waited_for_as_often_as_few() -> None:
+    for name, values, _ in CASES:
+        waits = []
+        for count in (KINDS, 5 * KINDS):
+            rows, logits = rows_of(count, name, values, lambda tensor: tensor.cuda())
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                torch.cuda.set_sync_debug_mode("warn")
+                try:
+                    verify(rows, logits)
+                finally:
+                    torch.cuda.set_sync_debug_mode("default")
+            waits.append(sum("synchronizing CUDA operation" in str(each.message) for each in caught))
+        assert 0 < waits[0] == waits[1]
 
 
 def test_logprobs_are_the_same() -> None:

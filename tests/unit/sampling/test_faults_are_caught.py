@@ -21,8 +21,17 @@ from outrider_serving.sampling.law import TokenLaw
 from outrider_serving.sampling.noise import NoiseKey
 from outrider_serving.sampling.proposal import Proposal
 from outrider_serving.sampling.randomness import Randomness
+from outrider_serving.sampling.reading import Reading
 from outrider_serving.sampling.rejection import Candidate
-from unit.sampling import exhaustive, test_coupling, test_exactness, test_law, test_noise, test_verification
+from unit.sampling import (
+    exhaustive,
+    test_coupling,
+    test_exactness,
+    test_law,
+    test_noise,
+    test_verification,
+    test_waiting,
+)
 
 Patch = pytest.MonkeyPatch
 
@@ -38,6 +47,9 @@ class Generous:
 
     def categorical(self, weights: torch.Tensor) -> int:
         return self.source.categorical(weights)
+
+    def draw(self, weights: torch.Tensor) -> torch.Tensor:
+        return self.source.draw(weights)
 
 
 def accepts_too_often(patch: Patch) -> None:
@@ -64,7 +76,8 @@ def does_not_renormalise_between_siblings(patch: Patch) -> None:
 def tries_every_sibling_against_p(patch: Patch) -> None:
     def sample(
         p: Distribution, candidates: Sequence[Candidate], randomness: Randomness
-    ) -> tuple[int, int | None]:
+    ) -> Reading[tuple[int, int | None]]:
+        yield []
         left = p
         for index, (x, q) in enumerate(candidates):
             if randomness.bernoulli(min(1.0, p.prob(x) / (1.0 if q is None else q.prob(x)))):
@@ -88,9 +101,13 @@ def forgets_that_siblings_are_drawn_without_replacement(patch: Patch) -> None:
 def accepts_what_is_likely_enough(patch: Patch) -> None:
     real = rejection.sample
 
-    def typical(p: Distribution, candidates: Sequence[Candidate], randomness: Randomness) -> Any:
+    def typical(
+        p: Distribution, candidates: Sequence[Candidate], randomness: Randomness
+    ) -> Reading[tuple[int, int | None]]:
         likely = [index for index, (x, _) in enumerate(candidates) if p.prob(x) > 0.3]
-        return (candidates[likely[0]][0], likely[0]) if likely else real(p, candidates, randomness)
+        if likely:
+            return candidates[likely[0]][0], likely[0]
+        return (yield from real(p, candidates, randomness))
 
     patch.setattr(verification, "sample", typical)
 
@@ -189,8 +206,7 @@ def goes_on_after_the_end(patch: Patch) -> None:
 
 def takes_the_last_of_the_best(patch: Patch) -> None:
     def last(logits: torch.Tensor, at: law.At) -> list[int]:
-        z, _ = law._edited(logits, at)
-        return [len(row) - 1 - int(row.flip(0).argmax()) for row in z]
+        return [len(row) - 1 - int(row.flip(0).argmax()) for row in law._edited(logits, at)]
 
     patch.setattr(test_law, "best", last)
 
@@ -234,6 +250,16 @@ def proposers_couple_by_inversion(patch: Patch) -> None:
         return tokens
 
     patch.setattr(coupling, "coupled_tokens", inverted)
+
+
+def looks_at_one_row_after_the_other(patch: Patch) -> None:
+    real = verification.together
+    patch.setattr(verification, "together", lambda readings: [real([each])[0] for each in readings])
+
+
+def rows_wait_together() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        test_waiting.test_verification_waits_as_often_for_many_rows_as_for_few("drawn", {}, 4, patch)
 
 
 def exact(name: str, shape: str) -> Callable[[], None]:
@@ -284,6 +310,7 @@ FAULTS: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
     (keeps_one_token_less_than_top_p_asks_for, exact("top_p", "chain")),
     (goes_on_after_the_end, exact("hot", "chain")),
     (takes_the_last_of_the_best, test_law.test_greedy_takes_the_lowest_of_the_best),
+    (looks_at_one_row_after_the_other, rows_wait_together),
     (uses_one_noise_for_a_whole_step, replayed("hot", "bias")),
     (noise_without(position=0), coupled_law),
     (noise_without(seed=0), coupled_law),

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_serving.sampling.highest import highest
+from outrider_serving.sampling.highest import highest, with_finiteness
 
 
 @given(
@@ -22,6 +22,21 @@ def test_it_is_what_argmax_says(seed: int, rows: int, size: int, dtype: torch.dt
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randint(0, levels, (rows, size), generator=generator).to(dtype)
     assert highest(logits).tolist() == logits.double().argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("at", [(3,), (690,), (600, 690), (3, 690)])
+@pytest.mark.parametrize("other", [0.0, float("inf")])
+def test_what_is_not_a_number_is_the_highest(at: tuple[int, ...], other: float) -> None:
+    logits = torch.full((1, 700), other)
+    logits[0, list(at)] = float("nan")
+    assert with_finiteness(logits, highest(logits)) == [(at[0], False)]
+
+
+def test_whether_the_highest_is_finite_is_told_by_row() -> None:
+    logits = torch.zeros(3, 700)
+    logits[0, 650], logits[1, 650] = 1.0, float("inf")
+    logits[2] = float("-inf")
+    assert with_finiteness(logits, highest(logits)) == [(650, True), (650, False), (0, False)]
 
 
 @pytest.mark.parametrize("size", [700, 1024])

@@ -49,6 +49,15 @@ def test_among_equally_likely_tokens_the_lower_ids_are_told() -> None:
     assert [[token for token, _ in entry.top] for entry in found] == [[4000, 0, 1], [0, 1]]
 
 
+def test_of_many_equally_likely_tokens_the_lowest_ids_are_told() -> None:
+    logits = torch.randint(0, 4, (3, 5000), generator=torch.Generator().manual_seed(5)).double()
+    logits[1, 777], logits[2, :30] = 9.0, torch.arange(30.0).double() / 10 + 4
+    for top in (1, 25, 29, 30, 60):
+        for row, entry in zip(logits.tolist(), token_logprobs(logits, [0] * 3, [top] * 3), strict=True):
+            order = sorted(range(5000), key=lambda token, row=row: (-row[token], token))[:top]
+            assert [token for token, _ in entry.top] == order
+
+
 def test_next_to_impossible_tokens_have_a_finite_logprob() -> None:
     entry = token_logprobs(torch.tensor([[0.0, 2000.0, 1000.0]]), [0], [3])[0]
     assert entry.logprob == -2000.0

@@ -9,7 +9,7 @@ import torch
 
 from outrider_serving.sampling.distribution import Distribution
 from outrider_serving.sampling.rejection import Candidate, sample
-from unit.sampling.exhaustive import Branch
+from unit.sampling.exhaustive import Branch, alone
 
 
 def on(probs: dict[int, float]) -> Distribution:
@@ -22,7 +22,7 @@ def law_given(p: Distribution, candidates: list[Candidate]) -> dict[tuple[int, i
     todo: list[tuple[int, ...]] = [()]
     while todo:
         branch = Branch(todo.pop())
-        law[sample(p, candidates, branch)] += branch.weight
+        law[alone(sample(p, candidates, branch))] += branch.weight
         todo += branch.alternatives
     return dict(law)
 

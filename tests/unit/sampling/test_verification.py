@@ -18,7 +18,7 @@ from outrider_serving.sampling.distribution import Distribution
 from outrider_serving.sampling.law import NoTokenLeftError, TokenLaw
 from outrider_serving.sampling.proposal import ROOT, Proposal
 from outrider_serving.sampling.randomness import GeneratorRandomness
-from outrider_serving.sampling.verification import Verdict, VerifyRow, proposal_fault, verify
+from outrider_serving.sampling.verification import Verdict, VerifyRow, verify
 from unit.sampling.exhaustive import PROMPT, VOCABULARY, RandomTrees
 
 EOS = 9
@@ -166,35 +166,3 @@ def test_coupled_keeps_a_sampled_proposal_that_took_the_same_noise() -> None:
     assert verify([kept], logits) == [Verdict((0, 1, 2), tuple(truth))]
     wrong = Proposal.chain((truth[0], (truth[1] + 1) % 50, truth[2]))
     assert verify([row(wrong, vocabulary=50, seed=3)], logits) == [Verdict((0,), tuple(truth[:2]))]
-
-
-def whole(*probs: float) -> Distribution:
-    return Distribution(None, torch.tensor(probs, dtype=torch.float64))
-
-
-@pytest.mark.parametrize(
-    ("proposal", "fault"),
-    [
-        (Proposal((1, 2), (ROOT,)), "2 tokens, 1 parents, 0 distributions"),
-        (Proposal.chain((1, 2), (None,)), "2 tokens, 2 parents, 1 distributions"),
-        (Proposal((1, 2), (1, ROOT)), "a node comes before its parent"),
-        (Proposal((1,), (-2,)), "a node comes before its parent"),
-        (Proposal.chain((1, 3)), "a token that is no whole number from 0 to 2"),
-        (Proposal.chain((-1,)), "a token that is no whole number from 0 to 2"),
-        (Proposal((1, 2, 1), (ROOT, ROOT, ROOT)), "two siblings of the same token"),
-        (Proposal.chain((1,), (whole(0.5, 0.5),)), "a distribution of the wrong size"),
-        (Proposal.chain((1,), (whole(0.5, 0.0, 0.5),)), "a token that its distribution cannot have drawn"),
-        (Proposal.chain((1,), (whole(0.5, float("nan"), 0.5),)), "a distribution with the sum nan"),
-        (Proposal.chain((1,), (whole(0.5, 0.4, 0.0),)), "a distribution with the sum 0.9"),
-        (
-            Proposal.chain((1,), (whole(0.5, 1.0, -0.5),)),
-            "a distribution with the sum 1 and the least",
-        ),
-        (Proposal(), None),
-        (Proposal((1, 2, 1), (ROOT, ROOT, 0)), None),
-        (Proposal.chain((1, 0), (None, whole(0.5, 0.0, 0.5))), None),
-    ],
-)
-def test_an_impossible_proposal_is_found(proposal: Proposal, fault: str | None) -> None:
-    found = proposal_fault(proposal, 3)
-    assert found is None if fault is None else found is not None and found.startswith(fault)

@@ -127,6 +127,15 @@ def test_a_single_slow_step_does_not_decide() -> None:
     assert world.step()["0"] >= before - 2
 
 
+def test_a_first_time_that_was_disturbed_does_not_decide_for_long() -> None:
+    world = World(flat, [0.98])
+    for tokens in (1, 2, 3, 4, 5, 6, 7, 8):
+        world.rule.observe(tokens, flat(tokens), [])
+    world.rule.observe(9, 2 * flat(9), [])
+    world.rate(50)
+    assert world.step()["0"] == 8
+
+
 def test_steps_grow_by_doubling() -> None:
     """So that the first proposals of a busy engine are not all made at once."""
     world = World(memory_bound, [0.9] * 32)

@@ -33,7 +33,7 @@ from outrider_serving.engine.process.protocol import (
     Submit,
     ToApi,
 )
-from outrider_serving.engine.records import PageCounts, StepRecord
+from outrider_serving.engine.records import GraphCounts, PageCounts, StepRecord
 from outrider_serving.engine.types import Delta, EngineClosedError, EngineError, Request
 from outrider_serving.models.errors import ModelError
 from outrider_serving.settings import PodSettings
@@ -97,6 +97,7 @@ class EngineClient:
         self._short_lives = 0
         self._running = 0
         self._pages = PageCounts()
+        self._graphs = GraphCounts()
         self._lost = False
         self._proposer_trouble: str | None = None
         self.unready: str | None = LOADING
@@ -118,6 +119,11 @@ class EngineClient:
     def pages(self) -> PageCounts:
         """Pages of keys and values after the last step; none while there is no process that is ready."""
         return self._pages
+
+    @property
+    def graphs(self) -> GraphCounts:
+        """Passes of the target in graphs after the last step; none while no process is ready."""
+        return self._graphs
 
     @property
     def pid(self) -> int | None:
@@ -229,8 +235,9 @@ class EngineClient:
 
     def _hear(self, message: ToApi) -> None:
         match message:
-            case Stepped(record, deltas, failures, running, pages, trouble):
+            case Stepped(record, deltas, failures, running, pages, trouble, graphs):
                 self._running, self._pages, self._proposer_trouble = running, pages, trouble
+                self._graphs = graphs
                 for delta in deltas:
                     self._hand_over(delta.request_id, delta, last=delta.finish_reason is not None)
                 for request_id, error in failures:
@@ -263,7 +270,7 @@ class EngineClient:
         # Whatever "main" or a directory may hold by then: a later process serves the same model.
         self._options = dataclasses.replace(self._options, revision=model.revision)
         self._ready_since = time.monotonic()
-        self._pages = PageCounts(total=model.pages)
+        self._pages, self._graphs = PageCounts(total=model.pages), model.graphs
         self.unready = None
         self.kernels = model.kernels
         kernels = model.kernels or "none"
@@ -280,6 +287,7 @@ class EngineClient:
         self._short_lives = 0 if healthy else self._short_lives + 1
         delay = min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** max(0, self._short_lives - 1))
         self._running, self._pages, self._proposer_trouble = 0, PageCounts(), None
+        self._graphs = GraphCounts()
         self.unready = f"the engine's process {ending.what}" + (
             "" if ending.lost else ", and is being restarted"
         )

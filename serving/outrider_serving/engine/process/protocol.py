@@ -10,11 +10,11 @@ import asyncio
 import pickle
 import socket
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outrider_serving.engine.options import EngineOptions
-from outrider_serving.engine.records import PageCounts, StepRecord
+from outrider_serving.engine.records import GraphCounts, PageCounts, StepRecord
 from outrider_serving.engine.types import Delta, EngineError, Request
 from outrider_serving.settings import PodSettings
 
@@ -73,6 +73,7 @@ class ModelInfo:
         pages: pages of keys and values that all requests share, and
         page_size: tokens in one.
         kernels: the compiled code that runs it; empty where transformers' own modules do.
+        graphs: its passes in graphs now.
     """
 
     tokenizer: bytes
@@ -84,6 +85,7 @@ class ModelInfo:
     pages: int
     page_size: int
     kernels: str = ""
+    graphs: GraphCounts = field(default_factory=GraphCounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,7 @@ class Stepped:
         running: requests that take part in steps, after this one.
         pages: of keys and values, after this one.
         proposer_trouble: why a proposer that the settings name is not loaded, None where all are.
+        graphs: passes of the target in graphs, after this one.
     """
 
     record: StepRecord | None
@@ -132,6 +135,7 @@ class Stepped:
     running: int
     pages: PageCounts
     proposer_trouble: str | None = None
+    graphs: GraphCounts = field(default_factory=GraphCounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,7 @@ ToEngine = Start | Submit | Cancel | SetSettings
 ToApi = Ready | Broken | Refused | Stepped | Beat
 
 
-def describe(loaded: LoadedModel, *, pages: int, page_size: int) -> ModelInfo:
+def describe(loaded: LoadedModel, *, pages: int, page_size: int, graphs: GraphCounts) -> ModelInfo:
     """What the API is told of a model; takes about a second where the vocabulary is large."""
     return ModelInfo(
         tokenizer=pickle.dumps(loaded.tokenizer, pickle.HIGHEST_PROTOCOL),
@@ -161,6 +165,7 @@ def describe(loaded: LoadedModel, *, pages: int, page_size: int) -> ModelInfo:
         pages=pages,
         page_size=page_size,
         kernels=loaded.compiled.library.name if loaded.compiled is not None else "",
+        graphs=graphs,
     )
 
 

@@ -6,6 +6,7 @@ import math
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 
 from outrider_serving.engine.schedule.fairness import Served, share_of
 from outrider_serving.engine.schedule.sequence import Sequence
@@ -39,9 +40,10 @@ class FairQueue:
         return sum(map(len, self._lines.values()))
 
     def __iter__(self) -> Iterator[Sequence]:
-        """All that wait, tenant by tenant."""
-        for line in self._lines.values():
-            yield from line
+        """All that wait, about as they will go: the first of each tenant, then the second ones."""
+        lines = [self._lines[tenant] for tenant in sorted(self._lines, key=self._served.__getitem__)]
+        for abreast in zip_longest(*lines):
+            yield from filter(None, abreast)
 
     def put(self, sequence: Sequence, places: int, now: float) -> None:
         """Let a new sequence wait.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 
 from outrider_serving.engine.schedule.budget import share_out
@@ -16,6 +17,9 @@ from outrider_serving.engine.types import DeadlineError, EngineError, Request
 
 WATERMARK = 0.01
 """Share of all pages that admission leaves free beside one page for each running row."""
+
+NAMED_AHEAD = 1 << 14
+"""Tokens of waiting texts whose pages are named during one step: a millisecond's work, less than a pass."""
 
 Wants = Callable[[Sequence], int]
 RequiredMarks = Callable[[Sequence], frozenset[str]]
@@ -93,6 +97,8 @@ class Scheduler:
     1. `plan`, and runs its work;
     2. for each row moves `computed` on by what was run and kept, calls `commit` where it verified, `settle`;
     3. `finish` for each that has a finish reason or has failed.
+
+    Between 1 and 2, while the device is at the work, `submit` and `cancel` may be called, and `prepare`.
 
     *Every request that runs ends.* A step runs a token of each row that decodes, and of the first that reads;
     so a row ends unless it is preempted. A row is preempted only for one of lower order or for want of room
@@ -181,6 +187,16 @@ class Scheduler:
         shares = share_out(self.limits.step_tokens, self._running.values(), wants, self._take_slots)
         work = tuple(Work(s.sequence, s.tokens, s.verifies, s.nodes) for s in shares if s.tokens)
         return Plan(work, began, preempted, ended)
+
+    def prepare(self) -> None:
+        """Do ahead what the next plan would do whatever becomes of the present step; it decides nothing.
+
+        That is to name the pages of texts that may begin: 0.6 ms for 8,000 tokens, where all else that admits
+        a request takes 0.03 ms, and a plan for 64 rows 0.2 ms.
+        """
+        left = self.pool.pages_for(NAMED_AHEAD)
+        for sequence in islice(self._queue, self.limits.max_running):
+            left -= self._tables.name_ahead(sequence, left)
 
     def settle(self, sequence: Sequence, marks: frozenset[str] = frozenset()) -> None:
         """Take note of what a step added to a request: offer full pages to others, take back surplus ones.

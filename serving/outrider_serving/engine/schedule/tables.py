@@ -55,6 +55,13 @@ class PageTables:
         pages = self._reusable(len(sequence.tokens))
         return self._pool.lookup(self._named(sequence, pages)[:pages], required)
 
+    def name_ahead(self, sequence: Sequence, most: int) -> int:
+        """Name pages that `find` will ask for, at most so many; returns how many were named."""
+        if sequence.request.params.prompt_logprobs is not None:
+            return 0
+        named, wanted = len(sequence.names), self._reusable(len(sequence.tokens))
+        return len(self._named(sequence, min(wanted, named + most))) - named
+
     def prompt_name(self, sequence: Sequence) -> bytes | None:
         """Names what a waiting sequence could begin with once another one has read the same prompt.
 

@@ -37,6 +37,7 @@ def divide(
     share: float,
     weights: int,
     proposer_bytes: int,
+    graph_bytes: int = 0,
     *,
     shapes: Iterable[KVShape],
     dtype: torch.dtype,
@@ -46,14 +47,14 @@ def divide(
 ) -> int:
     """Divide the memory that the engine may take: how many pages of keys and values there are.
 
-    Pages get what weights and reserve leave, but no more than twice what `max_running` requests of full
-    length can use at once: the second half is for prefixes that are kept for later requests.
+    Pages get what weights and reserves leave, but no more than `most_pages`.
 
     Args:
         total: bytes of memory.
         share: of it that the engine may take, in (0, 1].
         weights: bytes of the model.
         proposer_bytes: reserve for proposers.
+        graph_bytes: reserve for captured passes; see `cuda.reserve`.
         shapes: what each layer keeps of a token, in `dtype`.
         dtype: see shapes.
         page_size: tokens in a page.
@@ -64,17 +65,27 @@ def divide(
         CapacityError: there is no room for a single request of full length.
     """
     page_bytes = page_size * sum(shape.bytes_per_token(dtype) for shape in shapes)
-    left = int(total * share) - weights - proposer_bytes
+    left = int(total * share) - weights - proposer_bytes - graph_bytes
     needed = -(-context_length // page_size)
-    pages = min(left // page_bytes, 2 * max_running * needed)
+    pages = min(left // page_bytes, most_pages(context_length, page_size, max_running))
     if pages < needed:
+        graphs = f" and one of {_gib(graph_bytes)} for CUDA graphs" if graph_bytes else ""
         raise CapacityError(
             f"keys and values of one request of {context_length} tokens take {_gib(needed * page_bytes)}, "
             f"but {_gib(max(left, 0))} are left of the {_gib(int(total * share))} that may be used "
             f"({share:g} of {_gib(total)}), after {_gib(weights)} of weights and a reserve of "
-            f"{_gib(proposer_bytes)} for proposers: give more memory, a larger share or a shorter context"
+            f"{_gib(proposer_bytes)} for proposers{graphs}: "
+            "give more memory, a larger share or a shorter context"
         )
     return pages
+
+
+def most_pages(context_length: int, page_size: int, max_running: int) -> int:
+    """Twice what `max_running` requests of full length can use at once.
+
+    The second half is for prefixes that are kept for later requests.
+    """
+    return 2 * max_running * -(-context_length // page_size)
 
 
 class Reserve:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from outrider_serving.engine.target.paged import TorchPass
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a target pass over T tokens gave.
+    """What a target pass over T tokens gives. The device may still be at it, in the order of its stream.
 
     Attributes:
         logits: [N, vocabulary] in the model's dtype, one row for each of `Batch.logits`.
@@ -28,6 +28,18 @@ class Pass:
 
     logits: Tensor
     hidden: Mapping[int, Tensor]
+
+    def wait(self) -> Self:
+        """Itself, when the results are there; on a CPU they are as soon as there is a `Pass`.
+
+        To be called by the thread that launched it. Other streams than its current one are not waited for.
+
+        Raises:
+            torch.AcceleratorError: the pass has failed on the device.
+        """
+        if self.logits.is_cuda:
+            torch.cuda.current_stream(self.logits.device).synchronize()
+        return self
 
     def copy(self) -> Pass:
         """What later passes leave as it is."""
@@ -78,17 +90,19 @@ class Runner(Protocol):
         ...
 
     def run(self, batch: Batch, hidden_layers: Sequence[int] = ()) -> Pass:
-        """One target pass; the tokens' keys and values are written to their slots.
+        """Launch one target pass; the tokens' keys and values are written to their slots.
 
         Args:
             batch: what to run.
             hidden_layers: which of what transformers calls `hidden_states` are wanted, distinct.
 
         Returns:
-            What may be read until the next pass, which may overwrite it.
+            What may be read until the next pass, which may overwrite it. The caller waits for it, if only so
+            that what follows is not blamed for the pass's time.
 
         Raises:
-            torch.OutOfMemoryError, RuntimeError, MemoryError: what the model raised.
+            torch.OutOfMemoryError, RuntimeError, MemoryError: what the model raised. What fails once it is
+                launched is raised by whatever waits for it first, as a torch.AcceleratorError.
         """
         ...
 
@@ -125,15 +139,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch, hidden_layers: Sequence[int] = ()) -> Pass:
-        """One target pass; see `Runner.run`."""
+        """Launch one target pass; see `Runner.run`."""
         if self._native is not None:
             return Pass(*self._native.run(batch, hidden_layers))
         attention = TorchPass(self._store, batch)
         layers = sorted(hidden_layers)
-        ran = forward(self._model, batch.ids, batch.positions, batch.logits, layers, attention)
-        if batch.ids.is_cuda:
-            torch.cuda.synchronize(batch.ids.device)  # else what follows would be blamed for the pass's time
-        return ran
+        return forward(self._model, batch.ids, batch.positions, batch.logits, layers, attention)
 
     @torch.inference_mode()
     def move(self, sources: Tensor, targets: Tensor) -> None:

@@ -176,10 +176,10 @@ class Graphs:
     def _graph(self, size: int) -> tuple[Inputs, Work] | None:
         """Inputs and replay of a size, which is captured where it is not; None where it cannot be."""
         if size not in self._graphs:
-            inputs = Inputs.on(self._device, self._room.maxima(size))
             try:
+                inputs = Inputs.on(self._device, self._room.maxima(size))
                 self._graphs[size] = inputs, self._capture(self._work(inputs))
-            except CaptureError as error:
+            except (CaptureError, torch.OutOfMemoryError) as error:
                 if not self._failed:
                     logger.warning("passes of %d tokens run without a graph: %s", size, error, exc_info=error)
                 self._failed.add(size)

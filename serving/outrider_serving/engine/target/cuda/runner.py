@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,10 +14,12 @@ from outrider_serving.engine.schedule.scheduler import EngineLimits
 from outrider_serving.engine.target.attention import TargetPass
 from outrider_serving.engine.target.batch import Batch
 from outrider_serving.engine.target.cuda.graphs import Capture, CudaCapture, Graphs, Inputs
+from outrider_serving.engine.target.cuda.reserve import graph_bytes
 from outrider_serving.engine.target.cuda.shapes import LayoutError, Room, room_of
 from outrider_serving.engine.target.kv import KVShape, KVStore
 from outrider_serving.engine.target.runner import Pass, forward
 from outrider_serving.engine.target.triton.tables import Tables
+from outrider_serving.models.comparison import REQUESTS, TOKENS, check_runner, pages_of
 
 logger = logging.getLogger(__name__)
 
@@ -75,13 +78,9 @@ class CudaRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch, hidden_layers: Sequence[int] = ()) -> Pass:
-        """One target pass; see `Runner.run`. The next one overwrites its results."""
+        """Launch one target pass; see `Runner.run`. The next one overwrites its results."""
         layers = sorted(hidden_layers)
-        ran = self._graphs.run(batch, layers) or self._as_it_comes(batch, layers)
-        if ran.logits.is_cuda:
-            # Else what follows would be blamed for the pass's time. Other streams are not waited for.
-            torch.cuda.current_stream(ran.logits.device).synchronize()
-        return ran
+        return self._graphs.run(batch, layers) or self._as_it_comes(batch, layers)
 
     @torch.inference_mode()
     def move(self, sources: Tensor, targets: Tensor) -> None:
@@ -108,11 +107,11 @@ def cuda_runner(
     limits: EngineLimits,
     context_length: int,
 ) -> CudaRunner | None:
-    """The runner of a model on a GPU; None on another device, and where Triton cannot, which is logged.
+    """The runner of a model on a GPU; None on another device, and where `compared_runner` gives none.
 
     Args:
         model: see `CudaRunner`.
-        store: see `CudaRunner`.
+        store: see `CudaRunner`; no page is in use.
         shapes: what each layer keeps of a token.
         limits: of the engine.
         context_length: most tokens of a text.
@@ -122,18 +121,96 @@ def cuda_runner(
     """
     if model.device.type != "cuda":
         return None
+
+    def room() -> Room:
+        return _room(model, shapes, limits, context_length, _multiprocessors(model.device))
+
+    return compared_runner(model, store, room, lambda: CudaCapture(model.device))
+
+
+def compared_runner(
+    model: PreTrainedModel, store: KVStore, room: Callable[[], Room], captures: Callable[[], Capture]
+) -> CudaRunner | None:
+    """A runner that gives what transformers gives; None where Triton cannot, or does not, which is logged.
+
+    Args:
+        model: see `CudaRunner`.
+        store: see `CudaRunner`; no page is in use.
+        room: what batches need at most; raises `LayoutError` where there are no kernels for the model.
+        captures: see `Graphs`.
+
+    Raises:
+        torch.AcceleratorError: the device is broken.
+    """
     try:
         from outrider_serving.engine.target.triton.attention import TritonPass  # not every machine has triton
 
-        if model.dtype not in _DTYPES:
-            raise LayoutError(f"there are no kernels for {model.dtype}")
-        heads = int(model.config.get_text_config().num_attention_heads)
-        multiprocessors = torch.cuda.get_device_properties(model.device).multi_processor_count
-        room = room_of(limits, context_length, shapes.values(), heads, multiprocessors)
-        return CudaRunner(model, store, room, TritonPass, lambda: CudaCapture(model.device))
+        needs = room()
+        runner = CudaRunner(model, store, needs, TritonPass, captures)
+        check_runner(model, runner, needs.page_size)
     except torch.AcceleratorError:
         raise
     except Exception as error:
         # Triton raises whatever its compilers do. Torch's own kernels attend as well, but slowly.
         logger.warning("attention runs on torch's own kernels, and without graphs: %s", error, exc_info=error)
         return None
+    return runner
+
+
+def graph_bytes_of(
+    model: PreTrainedModel, shapes: Mapping[int, KVShape], limits: EngineLimits, context_length: int
+) -> int:
+    """What must be left free for the graphs of `cuda_runner`, in bytes; 0 where it makes none.
+
+    Args:
+        model: see `CudaRunner`.
+        shapes: what each layer keeps of a token.
+        limits: of the engine; pages may be fewer later.
+        context_length: most tokens of a text.
+    """
+    if model.device.type != "cuda":
+        return 0
+    try:
+        room = _room(model, shapes, limits, context_length, _multiprocessors(model.device))
+    except LayoutError:
+        return 0
+    config = model.config.get_text_config()
+    return graph_bytes(
+        room,
+        shapes.values(),
+        query_heads=config.num_attention_heads,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        dtype=model.dtype,
+    )
+
+
+def _room(
+    model: PreTrainedModel,
+    shapes: Mapping[int, KVShape],
+    limits: EngineLimits,
+    context_length: int,
+    multiprocessors: int,
+) -> Room:
+    """Room for all batches of an engine, and for those of the comparison with transformers.
+
+    Raises:
+        LayoutError: there are no kernels for this model, or too few pages.
+    """
+    if model.dtype not in _DTYPES:
+        raise LayoutError(f"there are no kernels for {model.dtype}")
+    compared = pages_of(limits.page_size)
+    if limits.pages < compared:
+        raise LayoutError(f"{limits.pages} pages are too few to compare with transformers: {compared} do")
+    heads = int(model.config.get_text_config().num_attention_heads)
+    room = room_of(limits, context_length, shapes.values(), heads, multiprocessors)
+    return replace(
+        room,
+        tokens=max(room.tokens, TOKENS),
+        requests=max(room.requests, REQUESTS),
+        pages=max(room.pages, compared),
+    )
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

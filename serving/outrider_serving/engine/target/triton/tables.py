@@ -109,6 +109,11 @@ class Maxima:
         """Words of 32 bits in the mask of a node."""
         return -(-self.nodes // 32)
 
+    @property
+    def numbers(self) -> int:
+        """Numbers of the row."""
+        return sum(self.parts()["pool"])
+
     def parts(self) -> dict[str, tuple[int, int]]:
         """Where in the row each part begins, and its length."""
         lengths = {
@@ -156,9 +161,8 @@ class Tables:
     @staticmethod
     def on(device: torch.device, maxima: Maxima) -> Tables:
         """Tables of an empty batch."""
-        parts = maxima.parts()
-        row = torch.zeros(sum(parts["pool"]), dtype=torch.int32, device=device)
-        views = {name: row[at : at + length] for name, (at, length) in parts.items()}
+        row = torch.zeros(maxima.numbers, dtype=torch.int32, device=device)
+        views = {name: row[at : at + length] for name, (at, length) in maxima.parts().items()}
         views["items"] = views["items"].view(-1, 2)
         views["blocks"] = views["blocks"].view(-1, len(FIELDS))
         views["slots"].fill_(NOWHERE)
