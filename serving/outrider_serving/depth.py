@@ -1,10 +1,11 @@
 """How deep to propose now: as deep as measured step times and acceptance say that it pays.
 
-A step over n tokens takes t(n) seconds, which is measured. A row whose proposed tokens are each accepted
-with chance a, given that those before them were, commits 1 + a + a^2 + ... + a^d tokens in expectation at
-depth d (Leviathan et al. 2023, arXiv 2211.17192, equation 1). So the k-th proposed token of a row is worth
-a^k. What is proposed are the most valuable tokens of all rows, as many as maximise expected committed tokens
-per second; none is a normal answer, and the usual one where a step's time grows with every token.
+A step over n tokens takes t(n) seconds, which is measured. A row whose first proposed token is accepted with
+chance a, and each later one with chance b, given that those before it were, commits 1 + a + ab + ... +
+ab^(d-1) tokens in expectation at depth d (with a = b: Leviathan et al. 2023, arXiv 2211.17192, equation 1).
+So the k-th proposed token of a row is worth ab^(k-1); it is there with the chance that the row has something
+to propose. What is asked for are the most valuable tokens of all rows, as many as maximise expected committed
+tokens per second; none is a normal answer, and the usual one where a step's time grows with every token.
 
 Estimates age: a time that was not measured for long is forgotten, and a row that proposes nothing is tried
 again, so that neither is given up for good. Tries of such rows may take `PROBES` of the time.
@@ -29,14 +30,26 @@ _LEARN = 0.2
 _OUTLIER = 2.0
 """A time counts as at most so many times what was expected: others may have had the processor."""
 
+_TICK = 1e-6
+"""Seconds that a step takes at least: of none it could not be said how much longer another one takes."""
+
+_REST_STEPS = 8
+"""For so many steps it is not thought about again that nothing is worth proposing, unless a try succeeds."""
+
 _FORGET_STEPS = 400
 """After so many steps a time is forgotten that was not measured again."""
-_DOUBT_STEPS = 25
-"""After so many it is where it was measured only once: it may have been disturbed. Each time more, four times
-as many."""
+_DOUBT_STEPS = 100
+"""After so many it is where it was measured only once: it may have been disturbed."""
 
 _FADE = 0.9
-_PRIOR = 0.5
+_KIND_FADE = 0.98
+"""Each outcome, and each token that was decided on, lets earlier ones count less: of a row, and of a kind."""
+
+_WORTH_IT = 1.1
+"""Proposals are made where so many times what no proposals give is expected. What they give comes now to one
+row and now to another, while the rows of a batch wait for each other; and less is within what times and
+chances are known to."""
+
 _PRIOR_WEIGHT = 3.0
 _GROWTH = 2.0
 """How many times larger than all that are known a step may be."""
@@ -49,15 +62,24 @@ class Row(NamedTuple):
         request_id: whose it is.
         kind: what its proposals come from: rows of a kind learn from each other.
         longest: the deepest proposal of use to it.
+        shortest: the least deep one that is of use.
     """
 
     request_id: str
     kind: str
     longest: int
+    shortest: int = 1
 
 
 class Outcome(NamedTuple):
-    """What became of a proposal: `depth` tokens on its longest path, of which `accepted` were kept."""
+    """What became of a row that might propose.
+
+    Attributes:
+        request_id: whose it is.
+        kind: see `Row`.
+        depth: tokens on the longest path of its proposal; 0 where it had nothing to propose.
+        accepted: how many of them were kept.
+    """
 
     request_id: str
     kind: str
@@ -83,7 +105,7 @@ class DepthRule(Protocol):
         Args:
             tokens: all of its target pass.
             seconds: the whole step took.
-            outcomes: of the rows that proposed.
+            outcomes: of the rows that might propose.
         """
         ...
 
@@ -129,6 +151,7 @@ class StepTimes:
     def observe(self, tokens: int, seconds: float) -> None:
         """Take note of a step."""
         self._steps += 1
+        seconds = max(seconds, _TICK)
         size = _size_class(tokens)
         known = self._times.get(size)
         self._measured[size] += 1
@@ -146,7 +169,7 @@ class StepTimes:
 
     def _lasts(self, size: int) -> int:
         """For how many steps a time is believed."""
-        return min(_FORGET_STEPS, _DOUBT_STEPS << 2 * min(self._measured[size] - 1, 4))
+        return _DOUBT_STEPS if self._measured[size] == 1 else _FORGET_STEPS
 
     def of(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Expected seconds for each number of tokens; all the same where nothing is known."""
@@ -188,24 +211,56 @@ def _size_class(tokens: int) -> int:
 
 
 @dataclass(slots=True)
-class _Acceptance:
-    """Accepted tokens among those that were decided on, of which old ones count less and less."""
+class _Share:
+    """How many of how many, of which old ones count less and less."""
 
-    accepted: float = 0.0
-    decided: float = 0.0
-    idle: int = 0  # steps since the last proposal
+    some: float = 0.0
+    all: float = 0.0
+
+    def add(self, some: int, whole: int, fade: float) -> None:
+        """Take note of more."""
+        faded = fade**whole
+        self.some = self.some * faded + some
+        self.all = self.all * faded + whole
+
+    def of(self, prior: float) -> float:
+        """The share; with few seen, near the prior."""
+        return (self.some + prior * _PRIOR_WEIGHT) / (self.all + _PRIOR_WEIGHT)
+
+
+class _Estimate(NamedTuple):
+    """The chances that there is a proposal, and that its first token and each later one are accepted."""
+
+    ready: float
+    first: float
+    later: float
+
+
+_START = _Estimate(1.0, 0.5, 0.5)
+
+
+@dataclass(slots=True)
+class _Record:
+    """What became of a row's proposals, or of a kind's."""
+
+    fade: float = _FADE
+    ready: _Share = field(default_factory=_Share)
+    first: _Share = field(default_factory=_Share)
+    later: _Share = field(default_factory=_Share)
+    idle: int = 0  # steps since it was last asked
 
     def add(self, outcome: Outcome) -> None:
         """A refused token is the last one that was decided on."""
-        decided = min(outcome.accepted + 1, outcome.depth)
-        fade = _FADE**decided
-        self.accepted = self.accepted * fade + outcome.accepted
-        self.decided = self.decided * fade + decided
         self.idle = 0
+        self.ready.add(int(outcome.depth > 0), 1, self.fade)
+        if outcome.depth:
+            decided = min(outcome.accepted + 1, outcome.depth)
+            self.first.add(min(outcome.accepted, 1), 1, self.fade)
+            self.later.add(max(outcome.accepted - 1, 0), decided - 1, self.fade)
 
-    def chance(self, prior: float) -> float:
-        """Of a proposed token, given that those before it were accepted; between 0 and 1, neither of them."""
-        return (self.accepted + prior * _PRIOR_WEIGHT) / (self.decided + _PRIOR_WEIGHT)
+    def estimate(self, prior: _Estimate) -> _Estimate:
+        """Chances above 0, and below 1 where the prior's are."""
+        return _Estimate(self.ready.of(prior.ready), self.first.of(prior.first), self.later.of(prior.later))
 
 
 @dataclass(slots=True)
@@ -213,62 +268,88 @@ class MeasuredDepth:
     """The rule that the module describes."""
 
     times: StepTimes = field(default_factory=StepTimes)
-    _rows: dict[str, _Acceptance] = field(default_factory=dict)
-    _kinds: dict[str, _Acceptance] = field(default_factory=dict)
+    _rows: dict[str, _Record] = field(default_factory=dict)
+    _kinds: dict[str, _Record] = field(default_factory=dict)
     _credit: float = 0.0
+    _rest: int = 0  # steps for which those rows that are known do not propose
 
     def choose(self, rows: Sequence[Row], tokens: int, /) -> Mapping[str, int]:
         """See `DepthRule.choose`."""
         if not rows:
             return {}
-        worth, whose = self._worth(rows)
-        most = int(_GROWTH * max(tokens, self.times.largest)) - tokens
-        order = np.argsort(-worth, kind="stable")[:most]
-        expected = len(rows) + np.concatenate([[0.0], np.cumsum(worth[order])])
-        seconds = self.times.of(tokens + np.arange(len(expected), dtype=np.float64))
-        taken = order[: int(np.argmax(expected / seconds))]
-        depths = np.bincount(whose[taken], minlength=len(rows))
-        self._probe(rows, depths, tokens, float(seconds[len(taken)]))
+        if self._rest and all(row.request_id in self._rows for row in rows):
+            depths = np.zeros(len(rows), dtype=np.intp)
+        else:
+            depths = self._deepest(rows, tokens)
+            self._rest = 0 if depths.any() else _REST_STEPS
+        self._probe(rows, depths, tokens)
         return {row.request_id: int(depth) for row, depth in zip(rows, depths, strict=True)}
+
+    def _deepest(self, rows: Sequence[Row], tokens: int) -> NDArray[np.intp]:
+        """How deep each row is to propose, without a thought of tries."""
+        worth, ready, whose = self._worth(rows)
+        shortest = np.array([row.shortest for row in rows])
+        most = max(int(_GROWTH * max(tokens, self.times.largest)) - tokens, shortest.max())
+        order = np.argsort(-worth, kind="stable")[:most]
+        expected = len(rows) + np.concatenate([[0.0], np.cumsum((ready * worth)[order])])
+        seconds = self.times.of(tokens + np.concatenate([[0.0], np.cumsum(ready[order])]))
+        rates = expected / seconds
+        best = int(np.argmax(rates))
+        taken = order[: best if rates[best] >= _WORTH_IT * rates[0] else 0]
+        depths = np.bincount(whose[taken], minlength=len(rows))
+        return np.where(depths < shortest, 0, depths)
 
     def observe(self, tokens: int, seconds: float, outcomes: Iterable[Outcome], /) -> None:
         """See `DepthRule.observe`."""
         self.times.observe(tokens, seconds)
         self._credit = min(self._credit + PROBES * seconds, seconds)
-        for acceptance in self._rows.values():
-            acceptance.idle += 1
+        self._rest = max(0, self._rest - 1)
+        for record in self._rows.values():
+            record.idle += 1
         for outcome in outcomes:
-            self._rows.setdefault(outcome.request_id, _Acceptance()).add(outcome)
-            self._kinds.setdefault(outcome.kind, _Acceptance()).add(outcome)
+            if outcome.request_id in self._rows:  # else it has ended
+                self._rows[outcome.request_id].add(outcome)
+            self._kinds.setdefault(outcome.kind, _Record(_KIND_FADE)).add(outcome)
+            if outcome.accepted:
+                self._rest = 0
 
     def forget(self, request_ids: Iterable[str], /) -> None:
         """See `DepthRule.forget`."""
         for request_id in request_ids:
             self._rows.pop(request_id, None)
 
-    def _worth(self, rows: Sequence[Row]) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-        """What each token that could be proposed is worth, and its row."""
+    def _worth(
+        self, rows: Sequence[Row]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
+        """What each token that might be proposed is worth if it is, the chance that it is, and its row."""
         longest = np.array([row.longest for row in rows])
-        chances = np.array([self._chance(row) for row in rows])
+        estimates = np.array([self._estimate(row) for row in rows])
         whose = np.repeat(np.arange(len(rows)), longest)
-        depth = np.arange(len(whose)) - np.repeat(np.cumsum(longest) - longest, longest) + 1
-        return chances[whose] ** depth, whose
+        before = np.arange(len(whose)) - np.repeat(np.cumsum(longest) - longest, longest)
+        ready, first, later = estimates[whose].T
+        worth = first * later**before
+        start = 0
+        for row in rows:  # the first ones come together or not at all
+            if row.shortest > 1:
+                together = slice(start, start + row.shortest)
+                worth[together] = worth[together].mean()
+            start += row.longest
+        return worth, ready, whose
 
-    def _chance(self, row: Row) -> float:
-        kind = self._kinds.get(row.kind)
-        prior = _PRIOR if kind is None else kind.chance(_PRIOR)
-        own = self._rows.setdefault(row.request_id, _Acceptance())
-        return own.chance(prior)
+    def _estimate(self, row: Row) -> _Estimate:
+        kind = self._kinds.get(row.kind) or _Record()
+        return self._rows.setdefault(row.request_id, _Record()).estimate(kind.estimate(_START))
 
-    def _probe(self, rows: Sequence[Row], depths: NDArray[np.intp], tokens: int, seconds: float) -> None:
+    def _probe(self, rows: Sequence[Row], depths: NDArray[np.intp], tokens: int) -> None:
         """Let the row that has been silent for longest try again, if its try is paid for."""
         silent = [n for n, row in enumerate(rows) if depths[n] == 0 and row.longest > 0]
         if not silent:
             return
         chosen = max(silent, key=lambda n: self._rows[rows[n].request_id].idle)
-        depth = min(_PROBE_DEPTH, rows[chosen].longest)
-        after = self.times.of(np.array([float(tokens + depths.sum() + depth)]))[0]
-        if after - seconds <= self._credit:
-            self._credit -= max(0.0, float(after - seconds))
+        depth = max(rows[chosen].shortest, min(_PROBE_DEPTH, rows[chosen].longest))
+        now = tokens + float(depths.sum())
+        before, after = self.times.of(np.array([now, now + depth]))
+        if after - before <= self._credit:
+            self._credit -= max(0.0, float(after - before))
             self._rows[rows[chosen].request_id].idle = 0
             depths[chosen] = depth

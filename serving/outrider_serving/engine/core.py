@@ -180,14 +180,13 @@ class EngineCore:
 
     def _end_step(self, step: Step, refused: list[tuple[str, EngineError]]) -> StepOutput:
         output = self._stepper.end(step)
-        output = replace(output, failures=(*refused, *output.failures))
         for request_id in [
             *(delta.request_id for delta in output.deltas if delta.finish_reason is not None),
             *(request_id for request_id, _ in output.failures),
             *output.cancelled,
         ]:
             self._active.pop(request_id, None)
-        return output
+        return replace(output, failures=(*refused, *output.failures))
 
     def tend(self) -> None:
         """Load and close proposers as the settings in force want it, and try again what has failed.

@@ -83,7 +83,8 @@ class Speculation:
         self._build = build
         self._clock = clock
         self._depths = depths
-        self._chosen: dict[str, int] = {}
+        self._spans: dict[str, tuple[int, int]] = {}
+        self._asked: set[str] = set()
         self._settings: PodSettings | None = None
         self._residences: dict[str, Residence] = {}
 
@@ -129,16 +130,39 @@ class Speculation:
 
     def choose_depths(self, running: Sequence[Running], arm: ProposerSettings) -> None:
         """Decide how deep the requests that have begun may propose in the coming step."""
-        self._chosen.clear()
-        rows = [row for sequence in running if (row := self._row_of(sequence, arm)) is not None]
-        self._chosen.update(self._depths.choose(rows, len(running)))
+        self._spans.clear()
+        self._choose(running, arm, len(running))
+
+    def _choose(self, sequences: Sequence[Running], arm: ProposerSettings, tokens: int) -> None:
+        """Decide for some requests, in a step of so many tokens without proposals."""
+        rows = []
+        for sequence in sequences:
+            request_id, residence = sequence.request.id, self._residence_of(sequence, arm)
+            shortest, longest = _allowed(sequence, arm)
+            self._spans[request_id] = shortest, 0
+            silent = residence.proposer is None or residence.sits_out(request_id)
+            if longest >= shortest and not silent:
+                rows.append(depth.Row(request_id, residence.name, longest, shortest))
+        for request_id, chosen in self._depths.choose(rows, tokens).items():
+            self._spans[request_id] = self._spans[request_id][0], chosen
 
     def took(self, tokens: int, seconds: float, outcomes: Iterable[Outcome]) -> None:
         """Let the next decisions on depth know of a step; see `DepthRule.observe`."""
         self._depths.observe(tokens, seconds, outcomes)
 
-    def outcome(self, sequence: Running, proposal: Proposal, accepted: int, arm: ProposerSettings) -> Outcome:
-        """What became of a proposal of which so many tokens were kept."""
+    def outcome(
+        self, sequence: Running, proposal: Proposal, accepted: int, arm: ProposerSettings
+    ) -> Outcome | None:
+        """What became of a request that was asked for a proposal in this step; None where it was not.
+
+        Args:
+            sequence: the request.
+            proposal: what was verified of it.
+            accepted: tokens that were kept.
+            arm: the settings in force.
+        """
+        if sequence.request.id not in self._asked:
+            return None
         kind = self._residence_of(sequence, arm).name
         return Outcome(sequence.request.id, kind, proposal.depth, accepted)
 
@@ -148,22 +172,10 @@ class Speculation:
         return longest * self._residence_of(sequence, arm).needs.width if longest >= shortest else 0
 
     def _span(self, sequence: Running, arm: ProposerSettings) -> tuple[int, int]:
-        """The shortest proposal worth verifying now, and the longest."""
-        row = self._row_of(sequence, arm)
-        if row is None:
-            return 1, 0
-        if row.request_id not in self._chosen:  # it begins with this step
-            self._chosen.update(self._depths.choose([row], len(self._chosen) + 1))
-        shortest, longest = _allowed(sequence, arm)
-        return shortest, min(longest, self._chosen[row.request_id])
-
-    def _row_of(self, sequence: Running, arm: ProposerSettings) -> depth.Row | None:
-        """A request as the rule for depth knows it; None where it cannot propose."""
-        residence = self._residence_of(sequence, arm)
-        if residence.proposer is None or residence.sits_out(sequence.request.id):
-            return None
-        shortest, longest = _allowed(sequence, arm)
-        return depth.Row(sequence.request.id, residence.name, longest) if longest >= shortest else None
+        """The shortest proposal worth verifying now, and the longest; less than it where there is none."""
+        if sequence.request.id not in self._spans:  # it begins with this step
+            self._choose([sequence], arm, len(self._spans) + 1)
+        return self._spans[sequence.request.id]
 
     def required_marks(self, sequence: Running, arm: ProposerSettings) -> frozenset[str]:
         """What pages must hold beside the target's keys and values to be of use to a request."""
@@ -185,6 +197,7 @@ class Speculation:
             residence = self._residence_of(one.sequence, arm)
             if longest >= shortest and residence.knows(one.sequence.request.id):
                 rows.setdefault(residence.name, []).append(_row(one, shortest, longest))
+        self._asked = {row.request_id for batch in rows.values() for row in batch}
         proposals: dict[str, Proposal] = {}
         for name, batch in rows.items():
             residence = self._residences[name]

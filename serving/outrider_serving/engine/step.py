@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from outrider_serving.engine.active import Active, Turn
 from outrider_serving.engine.containment import each, sound, tried
@@ -142,7 +143,8 @@ class Stepper:
             proposer_failures=failures - self._failures_recorded,
             preemptions=len(plan.preempted),
         )
-        self._measure(turns, record, settings)
+        if ran is step.launched:  # else it failed, and some of it was done again
+            self._measure(turns, record, settings)
         cancelled = tuple(sequence.request.id for sequence, error in plan.ended if error is None)
         failed = _failures(plan, turns)
         if not turns:
@@ -161,10 +163,9 @@ class Stepper:
             outcomes = [
                 self._speculation.outcome(turn.sequence, turn.proposal, len(turn.kept), settings.proposer)
                 for turn in turns
-                if len(turn.proposal)
             ]
             tokens = sum(turn.tokens + len(turn.proposal) for turn in turns)
-            self._speculation.took(tokens, record.busy_seconds, outcomes)
+            self._speculation.took(tokens, record.busy_seconds, filter(None, outcomes))
 
     def _plan(self, settings: PodSettings, active: Mapping[str, Active]) -> Plan:
         """Who takes part, and with how much; proposers are told who begins, waits again or is gone."""
@@ -260,12 +261,15 @@ class Stepper:
         return deltas
 
     def _advanced(self, turn: Turn, ran: Pass) -> Advanced:
-        (rows,) = sent([np.array(turn.rows())], self._device)
+        hidden: dict[int, Tensor] = {}
+        if ran.hidden:
+            (rows,) = sent([np.array(turn.rows())], self._device)
+            hidden = {layer: states[rows] for layer, states in ran.hidden.items()}
         return Advanced(
             request_id=turn.sequence.request.id,
             start=turn.context,
             ran=tuple(turn.ran()),
-            hidden={layer: states[rows] for layer, states in ran.hidden.items()},
+            hidden=hidden,
             pages=tuple(turn.sequence.pages),
             committed=turn.committed,
         )

@@ -65,7 +65,12 @@ __attribute__((noinline)) void merge(Softmax<C>& state, const Softmax<C>& chunk,
   for (int64_t i = 0; i < size; ++i) state.values[i] = state.values[i] * ours + chunk.values[i] * theirs;
 }
 
-// Some queries of one request, and one head of keys: they see keys of the same slots.
+// What is attended together: some queries of one request, and some of the heads that share a head of keys. They
+// see keys of the same slots, and are at most kQueryRows.
+struct Sharing {
+  int64_t key_head, first_head, heads, first, queries;
+};
+
 template <class S>
 class Group {
  public:
@@ -75,13 +80,14 @@ class Group {
 
   // query: [tokens, heads, key size], of the whole batch; keys and values: the store of a layer.
   Group(const Segment& segment, const HeadShape& shape, const Scoring& scoring, const S* query, const S* keys,
-        const S* values, int64_t key_head, int64_t first, int64_t queries)
+        const S* values, const Sharing& sharing)
       : segment_(segment), shape_(shape), scoring_(scoring), query_(query), keys_(keys), values_(values),
-        key_head_(key_head), first_(first), queries_(queries), heads_(shape.heads / shape.key_heads) {}
+        key_head_(sharing.key_head), first_head_(sharing.first_head), heads_(sharing.heads), first_(sharing.first),
+        queries_(sharing.queries) {}
 
   int rows() const { return int(queries_ * heads_); }
   int64_t token(int row) const { return first_ + row / heads_; }
-  int64_t head(int row) const { return key_head_ * heads_ + row % heads_; }
+  int64_t head(int row) const { return first_head_ + row % heads_; }
   int64_t position(int row) const { return segment_.positions[token(row)]; }
   int64_t begin() const { return visible_from(position(0)) / kChunk; }
   int64_t end() const { return position(rows() - 1) / kChunk + 1; }
@@ -225,7 +231,7 @@ class Group {
   const HeadShape& shape_;
   const Scoring& scoring_;
   const S *query_, *keys_, *values_;
-  int64_t key_head_, first_, queries_, heads_;
+  int64_t key_head_, first_head_, heads_, first_, queries_;
 };
 
 }  // namespace outrider

@@ -356,7 +356,8 @@ class Decoder {
 
   // Queries that are attended together, and where their chunks' states are kept when threads share them.
   struct Unit {
-    int64_t segment, key_head, first, queries;
+    int64_t segment;
+    Sharing sharing;
     int64_t parts;  // index of the first chunk's states
   };
   struct Part {
@@ -374,14 +375,18 @@ class Decoder {
       const Segment& segment = batch.segment[s];
       const int64_t queries = segment.paths ? 1 : std::max(int64_t(1), kQueryRows / per_key);
       for (int64_t first = 0; first < segment.count; first += queries)
-        for (int64_t head = 0; head < shape.key_heads; ++head)
-          groups_.push_back({s, head, first, std::min(queries, segment.count - first), 0});
+        for (int64_t key_head = 0; key_head < shape.key_heads; ++key_head)
+          for (int64_t head = 0; head < per_key; head += kQueryRows) {
+            const int64_t heads = std::min(int64_t(kQueryRows), per_key - head);
+            const Sharing sharing{key_head, key_head * per_key + head, heads, first, std::min(queries, segment.count - first)};
+            groups_.push_back({s, sharing, 0});
+          }
     }
     if (int64_t(groups_.size()) >= 2 * threads) return;
     int64_t states = 0;
     for (const Unit& unit : groups_) {
       const Segment& segment = batch.segment[unit.segment];
-      const int64_t chunks = segment.positions[unit.first + unit.queries - 1] / kChunk + 1;
+      const int64_t chunks = segment.positions[unit.sharing.first + unit.sharing.queries - 1] / kChunk + 1;
       for (int64_t chunk = 0; chunk < chunks; ++chunk) parts_.push_back({int64_t(split_.size()), chunk});
       split_.push_back(unit);
       split_.back().parts = states;
@@ -398,7 +403,7 @@ class Decoder {
 
   Group<S> group(const Unit& unit, const Layer& layer, const Batch& batch) const {
     return Group<S>(batch.segment[unit.segment], model_.shape, layer.scoring, q_, static_cast<const S*>(layer.keys),
-                    static_cast<const S*>(layer.values), unit.key_head, unit.first, unit.queries);
+                    static_cast<const S*>(layer.values), unit.sharing);
   }
 
   void attend_whole(const Unit& unit, const Layer& layer, const Batch& batch, C* scores) {

@@ -79,10 +79,10 @@ def known(name: str, dtype: torch.dtype) -> PreTrainedModel:
 class Target:
     """A model over a store of its own."""
 
-    def __init__(self, model: PreTrainedModel, kernels: Library | None) -> None:
+    def __init__(self, model: PreTrainedModel, kernels: Library | None, pages: int = PAGES) -> None:
         shapes, structure = read(model)
         compiled = None if kernels is None else Compiled(structure, kernels)
-        self.runner = ModelRunner(model, KVStore(shapes, PAGE * PAGES, model.dtype, CPU), compiled)
+        self.runner = ModelRunner(model, KVStore(shapes, PAGE * pages, model.dtype, CPU), compiled)
 
     def run(self, *pieces: Piece, hidden: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
         ran = self.runner.run(pack(pieces, PAGE, CPU), hidden)
@@ -118,6 +118,14 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         num_attention_heads=8,
         num_key_value_heads=1,
         head_dim=64,
+    ),
+    "more heads to a head of keys than are attended together": LlamaConfig(
+        **SIZES,
+        hidden_size=80,
+        intermediate_size=64,
+        num_attention_heads=40,
+        num_key_value_heads=2,
+        head_dim=8,
     ),
     "llama3 rope": LlamaConfig(
         **SIZES, **HEADS, hidden_size=64, intermediate_size=64, rope_parameters=LLAMA3
@@ -259,17 +267,43 @@ def test_after_the_last_attention_only_tokens_with_logits_go_on(kernels: Library
     assert torch.equal(target.run(Piece(text[40:], piece.proposal, 40, range(PAGES), 2))[0], few)
 
 
+def test_the_deepest_node_need_not_be_the_last(kernels: Library) -> None:
+    """Where tables of rotations end between the two: they are made for a power of two of positions."""
+    model = known("biases", torch.float32)
+    pages, tree = range(70), Proposal((5, 9, 7, 3, 2), (ROOT, 0, 1, 2, ROOT))
+    text = [1 + n % 300 for n in range(1022)]
+    found = []
+    for kind in (kernels, None):
+        target = Target(model, kind, pages=70)
+        target.run(Piece(text[:-1], Proposal(), 0, pages, 0))
+        found.append(target.run(Piece(text[-1:], tree, len(text) - 1, pages, 1))[0])
+    assert differ(*found) < CLOSE[torch.float32]
+
+
+WIDE = LlamaConfig(
+    **SIZES,
+    hidden_size=256,
+    intermediate_size=1024,
+    num_attention_heads=4,
+    num_key_value_heads=1,
+    head_dim=64,
+)
+
+
 def test_threads_change_no_bit(kernels: Library) -> None:
-    """Few queries over long contexts are shared out by chunks; with one thread they are not."""
-    model = known("windows over chunks", torch.bfloat16)
+    """Few queries over long contexts are shared out by chunks; with one thread they are not.
+
+    The model is large enough that threads are used for four tokens.
+    """
+    model = model_of(WIDE, torch.bfloat16)
     text = [n % 333 for n in range(800)]
     threads, results = torch.get_num_threads(), []
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
             target = Target(model, kernels)
-            target.run(Piece(text[:790], Proposal(), 0, range(PAGES), 1))
-            results.append(target.run(Piece(text[790:], Proposal(), 790, range(PAGES), 10))[0])
+            target.run(Piece(text[:-4], Proposal(), 0, range(PAGES), 1))
+            results.append(target.run(Piece(text[-4:], Proposal(), len(text) - 4, range(PAGES), 4))[0])
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(results[0], results[1])

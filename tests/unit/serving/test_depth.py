@@ -20,10 +20,13 @@ KIND = "ngram"
 class World:
     """Steps of a given time, and rows whose proposed tokens are each accepted with a given chance."""
 
-    def __init__(self, seconds: Callable[[int], float], chances: list[float], longest: int = 8) -> None:
+    def __init__(
+        self, seconds: Callable[[int], float], chances: list[float], longest: int = 8, ready: float = 1.0
+    ) -> None:
         self.rule = MeasuredDepth()
         self.seconds = seconds
         self.chances = chances
+        self.ready = ready
         self.rows = [Row(str(n), KIND, longest) for n in range(len(chances))]
         self.rng = random.Random(1)
         self.time = 0.0
@@ -33,11 +36,13 @@ class World:
         depths = dict(self.rule.choose(self.rows, len(self.rows)))
         outcomes = []
         for row, chance in zip(self.rows, self.chances, strict=True):
-            accepted = 0
+            asked, accepted = depths[row.request_id] > 0, 0
+            if self.ready < 1 and self.rng.random() >= self.ready:
+                depths[row.request_id] = 0
             while accepted < depths[row.request_id] and self.rng.random() < chance:
                 accepted += 1
             self.committed += accepted + 1
-            if depths[row.request_id]:
+            if asked:
                 outcomes.append(Outcome(row.request_id, KIND, depths[row.request_id], accepted))
         tokens = len(self.rows) + sum(depths.values())
         took = self.seconds(tokens)
@@ -91,12 +96,21 @@ def test_it_is_never_much_slower_than_no_proposals(seconds: Callable[[int], floa
     assert world.rate(1000) > 0.97 * 32 / seconds(32)
 
 
+@pytest.mark.parametrize("seconds", [flat, memory_bound, dear])
+@pytest.mark.parametrize("rows", [1, 8, 32])
+def test_rows_that_seldom_propose_anything_are_not_counted_on(
+    seconds: Callable[[int], float], rows: int
+) -> None:
+    world = World(seconds, [0.3] * rows, ready=0.1)
+    assert world.rate(1000) > 0.97 * rows / seconds(rows)
+
+
 def test_rows_get_what_they_are_worth() -> None:
-    world = World(memory_bound, [0.05] * 15 + [0.97])
+    world = World(memory_bound, [0.05] * 7 + [0.97])
     world.rate(200)
     depths = world.step()
-    assert depths["15"] >= 4  # 0.97 ** 5 is what a token of any row is worth in that time
-    assert sum(depths.values()) - depths["15"] <= 2
+    assert depths["7"] >= 4  # 0.97 ** 5 is what a token of any row is worth in that time
+    assert sum(depths.values()) - depths["7"] <= 2
 
 
 def test_a_row_that_becomes_worth_it_is_found() -> None:
@@ -132,7 +146,7 @@ def test_a_first_time_that_was_disturbed_does_not_decide_for_long() -> None:
     for tokens in (1, 2, 3, 4, 5, 6, 7, 8):
         world.rule.observe(tokens, flat(tokens), [])
     world.rule.observe(9, 2 * flat(9), [])
-    world.rate(50)
+    world.rate(150)
     assert world.step()["0"] == 8
 
 
@@ -150,7 +164,24 @@ def test_nothing_is_kept_of_requests_that_have_ended() -> None:
     world = World(flat, [0.5] * 4)
     world.rate(10)
     world.rule.forget([row.request_id for row in world.rows])
+    world.rule.observe(8, 0.014, [Outcome("0", KIND, 4, 2)])  # of the step that ended it
     assert world.rule._rows == {}
+
+
+@pytest.mark.parametrize(("rows", "shortest"), product([1, 3, 16], [2, 5, 8]))
+def test_a_least_depth_is_kept_to_from_the_first_step_on(rows: int, shortest: int) -> None:
+    world = World(flat, [0.9] * rows)
+    world.rows = [row._replace(shortest=shortest) for row in world.rows]
+    seen = [depth for _ in range(300) for depth in world.step().values()]
+    assert {0, *range(shortest, 9)} >= set(seen)
+    assert world.rate(200) > 0.9 * best(world)
+
+
+@pytest.mark.parametrize("seconds", [dear, memory_bound])
+def test_a_least_depth_that_does_not_pay_is_hardly_ever_tried(seconds: Callable[[int], float]) -> None:
+    world = World(seconds, [0.0] * 8)
+    world.rows = [row._replace(shortest=4) for row in world.rows]
+    assert world.rate(1000) > 0.95 * 8 / seconds(8)
 
 
 def test_depths_are_within_what_rows_can_use() -> None:

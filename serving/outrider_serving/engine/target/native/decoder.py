@@ -76,7 +76,7 @@ class NativeDecoder:
         paths = [_paths(segment) for segment in batch.segments]
         rows = zip(batch.segments, paths, strict=True)
         segments = np.array([_segment_row(segment, path) for segment, path in rows], dtype=np.int64)
-        last = max(int(segment.positions[-1]) for segment in batch.segments)
+        last = max(int(segment.positions.max()) for segment in batch.segments)  # of a tree: anywhere
         tables = [table.upto(last) for table in self._tables]
         native = structs.Batch(
             tokens=tokens,
