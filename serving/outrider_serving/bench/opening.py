@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 from dataclasses import dataclass, replace
@@ -50,6 +51,7 @@ def open_sides(options: EngineOptions, wanted: tuple[Wanted, Wanted]) -> tuple[S
     opener = _Opener(replace(options, memory_share=options.memory_share_on(_device()) / len(wanted)))
     sides = opener.open(wanted[0]), opener.open(wanted[1])
     gc.freeze()  # as the engine's process does: collections do not walk through models between two steps
+    atexit.register(gc.unfreeze)  # else some libraries take what they find at the end for leaks
     return sides
 
 

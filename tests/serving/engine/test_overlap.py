@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -143,6 +144,19 @@ def test_a_step_has_the_settings_of_its_beginning(tiny_llama: LoadedModel, late:
     assert max(row.depth for record in engine.records[:11] for row in record.rows) == 3
     assert max(row.depth for record in engine.records[11:] for row in record.rows) == 1
     assert result.tokens == reference(tiny_llama, PROMPT, 60, eos=False)
+
+
+def test_a_refused_request_may_come_again_under_way(tiny_llama: LoadedModel) -> None:
+    engine = bench(tiny_llama)
+    refused = request([3], grammar=regex_grammar("[ab]{3}"), deadline=time.monotonic() - 1)
+    engine.core.submit(refused)
+    end = engine.core.begin_step()
+    again = request(PROMPT, max_tokens=3, ignore_eos=True)
+    (result,) = engine.submit(replace(again, id=refused.id))
+    assert [request_id for request_id, _ in end().failures] == [refused.id]
+    while engine.core.busy:
+        engine.step()
+    assert result.tokens == reference(tiny_llama, PROMPT, 3, eos=False)
 
 
 def test_a_request_that_is_cancelled_under_way_ends_with_the_next_step(
