@@ -97,7 +97,10 @@ REFUSED: dict[str, tuple[Object, str]] = {
         {"proposer": {"minDepth": 5, "maxDepth": 2}},
         "minDepth must not exceed maxDepth",
     ),
-    "depth below the default minimum": ({"proposer": {"minDepth": 9}}, "minDepth must not exceed maxDepth"),
+    "a least depth beyond the default limit": (
+        {"proposer": {"minDepth": 17}},
+        "minDepth must not exceed maxDepth",
+    ),
     "a depth of 65": ({"proposer": {"maxDepth": 65}}, "less than or equal to 64"),
     "unknown method": ({"proposer": {"method": "magic"}}, 'supported values: "none", "ngram"'),
     "contradictory matches": (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -69,6 +71,17 @@ def _fail(message: str, status: int) -> int:
     return status
 
 
+@contextmanager
+def _spared() -> Iterator[None]:
+    """What is loaded is spared by garbage collections, as in serving: they would take long, now and then."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@_spared()
 def _compare(opened: _Opened, jobs: list[Job], rule: Rule, chosen: argparse.Namespace) -> int:
     """Measure and report; the JSON is written after each workload, so that what was measured is not lost."""
     about = {"versions": versions(), "machine": machine(), **opened.about}

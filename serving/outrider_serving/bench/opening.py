@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import logging
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,10 +47,7 @@ def open_sides(options: EngineOptions, wanted: tuple[Wanted, Wanted]) -> tuple[S
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     opener = _Opener(replace(options, memory_share=options.memory_share_on(_device()) / len(wanted)))
-    sides = opener.open(wanted[0]), opener.open(wanted[1])
-    gc.freeze()  # as the engine's process does: collections do not walk through models between two steps
-    atexit.register(gc.unfreeze)  # else some libraries take what they find at the end for leaks
-    return sides
+    return opener.open(wanted[0]), opener.open(wanted[1])
 
 
 def describe(options: EngineOptions, wanted: Wanted) -> dict[str, Any]:
