@@ -97,7 +97,7 @@ REFUSED: dict[str, tuple[Object, str]] = {
         {"proposer": {"minDepth": 5, "maxDepth": 2}},
         "minDepth must not exceed maxDepth",
     ),
-    "a least depth beyond the default limit": (
+    "depth above the default limit": (
         {"proposer": {"minDepth": 17}},
         "minDepth must not exceed maxDepth",
     ),

@@ -355,8 +355,8 @@ class TestUninstall:
 
         helm.uninstall()
         assert bare.get("crd", CRD) == {}
-        # The garbage collector looks for kinds that came or went every half minute, needs two such looks where
-        # the kind came just before, and begins anew where other tests' kinds come and go meanwhile.
+        # The garbage collector looks for kinds that came or went every half minute, needs two such looks
+        # where the kind came just before, and begins anew where other tests' kinds come and go meanwhile.
         eventually(lambda: not model.children(), 180)
 
 
