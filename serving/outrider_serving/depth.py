@@ -323,7 +323,7 @@ class MeasuredDepth:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
         """What each token that might be proposed is worth if it is, the chance that it is, and its row."""
         longest = np.array([row.longest for row in rows])
-        estimates = np.array([self._estimate(row) for row in rows])
+        estimates = np.array(self._estimates(rows))
         whose = np.repeat(np.arange(len(rows)), longest)
         before = np.arange(len(whose)) - np.repeat(np.cumsum(longest) - longest, longest)
         ready, first, later = estimates[whose].T
@@ -336,9 +336,13 @@ class MeasuredDepth:
             start += row.longest
         return worth, ready, whose
 
-    def _estimate(self, row: Row) -> _Estimate:
-        kind = self._kinds.get(row.kind) or _Record()
-        return self._rows.setdefault(row.request_id, _Record()).estimate(kind.estimate(_START))
+    def _estimates(self, rows: Sequence[Row]) -> list[_Estimate]:
+        """Of each row, near its kind's where little is known of it."""
+        priors = {kind: record.estimate(_START) for kind, record in self._kinds.items()}
+        return [
+            self._rows.setdefault(row.request_id, _Record()).estimate(priors.get(row.kind, _START))
+            for row in rows
+        ]
 
     def _probe(self, rows: Sequence[Row], depths: NDArray[np.intp], tokens: int) -> None:
         """Let the row that has been silent for longest try again, if its try is paid for."""
