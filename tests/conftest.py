@@ -25,16 +25,16 @@ settings.register_profile(
 settings.register_profile("long", max_examples=300, deadline=None, suppress_health_check=_quiet)
 settings.load_profile("long" if LONG else "sample")
 
-_ON_THE_NODE = ("tests/cluster/", "tests/e2e/")
+_NODES = ("tests/cluster/", "tests/e2e/")
 
 
-class _OneNode(LoadScopeScheduling):
-    """Of several processes one has the node and all tests on it, in their order; the others have the rest."""
+class _NodeEach(LoadScopeScheduling):
+    """Of several processes two have a node each, and all the tests of a folder on it, in their order."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "node" if nodeid.startswith(_ON_THE_NODE) else nodeid
+        return next((folder for folder in _NODES if nodeid.startswith(folder)), nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     """How `pytest -n` shares the tests out."""
-    return _OneNode(config, log)
+    return _NodeEach(config, log)
