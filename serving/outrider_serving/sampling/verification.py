@@ -27,8 +27,9 @@ bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -110,7 +111,7 @@ def verify(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict | Exceptio
     others = [walk for walk in walks if not walk.plain]
     size = max(1, _ELEMENTS_AT_ONCE // logits.shape[-1])
     for start in range(0, len(others), size):
-        _walk(others[start : start + size], logits)
+        _walk(others[start : start + size], logits, size)
     return [walk.error or Verdict(tuple(walk.path), tuple(walk.tokens)) for walk in walks]
 
 
@@ -121,12 +122,16 @@ class _Walk:
     Attributes:
         node: the one whose logits decide on the next token.
         path, tokens: what is accepted so far; at the end `tokens` has the target's own too.
+        ahead: the nodes that are asked about: this one, and those after it if each first child is accepted.
+        reach: how many they may be.
     """
 
     row: VerifyRow
     node: int = ROOT
     path: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    ahead: list[int] = field(default_factory=list)
+    reach: int = 1
     ended: bool = False
     error: Exception | None = None
 
@@ -134,20 +139,35 @@ class _Walk:
     def plain(self) -> bool:
         return self.row.law.greedy and self.row.law.plain
 
-    @property
-    def logits(self) -> int:
-        """Row of the logits that follow the node."""
-        return self.row.root + 1 + self.node
+    def logits(self, node: int) -> int:
+        """Row of the logits that follow a node."""
+        return self.row.root + 1 + node
 
-    @property
-    def key(self) -> NoiseKey:
+    def key(self, after: int) -> NoiseKey:
+        """The noise for the token that comes so many after the next one."""
         noise = self.row.noise
         assert noise is not None
-        return noise._replace(position=noise.position + len(self.tokens))
+        return noise._replace(position=noise.position + len(self.tokens) + after)
 
     @property
     def children(self) -> Sequence[int]:
         return self.row.proposal.children.get(self.node, ())
+
+    def look_ahead(self, most: int) -> None:
+        """Choose what to ask about: twice as many nodes as the last time, but no more than `most`.
+
+        Where the logits are edited that is one: each path needs edits of its own.
+        """
+        self.ahead, self.reach = [self.node], 2 * self.reach
+        if self.row.law.plain:
+            below = self.row.proposal.children
+            while len(self.ahead) < min(self.reach, most) and self.ahead[-1] in below:
+                self.ahead.append(below[self.ahead[-1]][0])
+
+    def paths(self) -> list[tuple[int, Sequence[int]]]:
+        """For each node that is asked about: its row of logits, and the tokens up to it."""
+        tokens = [*self.tokens, *(self.row.proposal.tokens[node] for node in self.ahead[1:])]
+        return [(self.logits(node), tokens[: len(self.tokens) + n]) for n, node in enumerate(self.ahead)]
 
     def take(self, token: int, child: int | None) -> None:
         """Commit a token, and go down to the child that has it."""
@@ -161,28 +181,49 @@ class _Walk:
         """End without a verdict."""
         self.error, self.ended = error, True
 
-    def follow(self, token: int) -> None:
-        """Commit a token that was decided on without a look at the proposal."""
+    def reached(self, answers: Sequence[_Answer]) -> Iterator[_Answer]:
+        """Of the answers, one for each node that was asked about, those for nodes that the walk comes to."""
+        for node, answer in zip(self.ahead, answers, strict=True):
+            if self.ended or node != self.node:
+                return
+            yield answer
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Commit tokens that were decided on without a look at the proposal, as far as it has them."""
+        for token in self.reached(tokens):
+            self._follow(token)
+
+    def _follow(self, token: int) -> None:
         proposed = self.row.proposal.tokens
         self.take(token, next((child for child in self.children if proposed[child] == token), None))
 
     def follow_all(self, found: Mapping[int, tuple[int, bool]]) -> None:
         """Go down to the end: for each row of logits a token, and whether its logit is finite."""
         while not self.ended:
-            token, sound = found[self.logits]
-            self.follow(token) if sound else self.fail(NoTokenLeftError())
+            token, sound = found[self.logits(self.node)]
+            self._follow(token) if sound else self.fail(NoTokenLeftError())
 
-    def draw(self, p: Distribution) -> Reading[None]:
-        """Commit a token of law p by rejection."""
-        proposal, children = self.row.proposal, self.children
-        candidates = [(proposal.tokens[child], proposal.q_of(child)) for child in children]
-        token, accepted = yield from sample(p, candidates, self.row.randomness)
-        self.take(token, None if accepted is None else children[accepted])
+    def draw(self, laws: Sequence[Distribution]) -> Reading[None]:
+        """Commit tokens of these laws by rejection, as far as the proposal has them."""
+        proposal = self.row.proposal
+        for p in self.reached(laws):
+            children = self.children
+            candidates = [(proposal.tokens[child], proposal.q_of(child)) for child in children]
+            token, accepted = yield from sample(p, candidates, self.row.randomness)
+            self.take(token, None if accepted is None else children[accepted])
 
 
-def _walk(walks: Sequence[_Walk], logits: Tensor) -> None:
-    """All rows level by level, so that each level is one batch for each way to verify."""
+def _walk(walks: Sequence[_Walk], logits: Tensor, most: int) -> None:
+    """All rows some levels at a time, so that these are one batch for each way to verify.
+
+    Args:
+        walks: `most` at most.
+        logits: see `verify`.
+        most: rows of logits that are made into distributions at once.
+    """
     while walks:
+        for walk in walks:
+            walk.look_ahead(most // len(walks))
         greedy = [walk for walk in walks if walk.row.law.greedy]
         coupled = [walk for walk in walks if not walk.row.law.greedy and walk.row.noise is not None]
         rejection = [walk for walk in walks if not walk.row.law.greedy and walk.row.noise is None]
@@ -195,7 +236,7 @@ def _walk(walks: Sequence[_Walk], logits: Tensor) -> None:
 def _draw(walks: Sequence[_Walk], logits: Tensor) -> None:
     """A token for each walk by rejection: all look at their numbers together."""
     drawing = list[tuple[_Walk, Reading[None]]]()
-    _step(walks, logits, _distributions, lambda walk, p: drawing.append((walk, walk.draw(p))))
+    _step(walks, logits, _laws, lambda walk, laws: drawing.append((walk, walk.draw(laws))))
     for (walk, _), error in zip(drawing, together([reading for _, reading in drawing]), strict=True):
         if error is not None:
             walk.fail(error)
@@ -209,21 +250,29 @@ def _highest(walks: Sequence[_Walk], logits: Tensor) -> list[Mapping[int, tuple[
     return [dict(zip(positions, with_finiteness(theirs, highest(theirs)), strict=True))] * len(walks)
 
 
-def _best(walks: Sequence[_Walk], logits: Tensor) -> list[int]:
-    return best(_current(walks, logits), [(walk.row.law, walk.tokens) for walk in walks])
+def _best(walks: Sequence[_Walk], logits: Tensor) -> list[list[int]]:
+    return _shared(walks, best(*_asked(walks, logits)))
 
 
-def _distributions(walks: Sequence[_Walk], logits: Tensor) -> list[Distribution]:
-    return distributions(_current(walks, logits), [(walk.row.law, walk.tokens) for walk in walks])
+def _laws(walks: Sequence[_Walk], logits: Tensor) -> list[list[Distribution]]:
+    return _shared(walks, distributions(*_asked(walks, logits)))
 
 
-def _coupled(walks: Sequence[_Walk], logits: Tensor) -> list[int]:
-    return coupled_tokens(_distributions(walks, logits), [walk.key for walk in walks])
+def _coupled(walks: Sequence[_Walk], logits: Tensor) -> list[list[int]]:
+    keys = [walk.key(after) for walk in walks for after in range(len(walk.ahead))]
+    return _shared(walks, coupled_tokens(distributions(*_asked(walks, logits)), keys))
 
 
-def _current(walks: Sequence[_Walk], logits: Tensor) -> Tensor:
-    """The logits that decide on each walk's next token."""
-    return _rows(logits, [walk.logits for walk in walks])
+def _asked(walks: Sequence[_Walk], logits: Tensor) -> tuple[Tensor, list[tuple[TokenLaw, Sequence[int]]]]:
+    """The logits that decide on the nodes that all walks ask about, and where each row of them stands."""
+    paths = [(walk.row.law, *path) for walk in walks for path in walk.paths()]
+    return _rows(logits, [row for _, row, _ in paths]), [(law, tokens) for law, _, tokens in paths]
+
+
+def _shared(walks: Sequence[_Walk], answers: Sequence[_Answer]) -> list[list[_Answer]]:
+    """To each walk those for the nodes that it asked about."""
+    left = iter(answers)
+    return [list(islice(left, len(walk.ahead))) for walk in walks]
 
 
 def _rows(logits: Tensor, positions: Sequence[int]) -> Tensor:
@@ -236,7 +285,10 @@ def _step(
     ask: Callable[[Sequence[_Walk], Tensor], Sequence[_Answer]],
     go_on: Callable[[_Walk, _Answer], None],
 ) -> None:
-    """Part of some rows' way. Where the batch raises, each row is asked alone: it may be one that does."""
+    """Part of some rows' way. Where the batch raises, each row is asked alone: it may be one that does.
+
+    And then each about no node that it may not come to.
+    """
     if not walks:
         return
     try:
@@ -244,11 +296,14 @@ def _step(
     except torch.AcceleratorError:
         raise
     except Exception as error:
-        if len(walks) == 1:
-            walks[0].fail(error)
-        else:
+        if len(walks) > 1:
             for walk in walks:
                 _step([walk], logits, ask, go_on)
+        elif len(walks[0].ahead) > 1:
+            del walks[0].ahead[1:]
+            _step(walks, logits, ask, go_on)
+        else:
+            walks[0].fail(error)
         return
     for walk, answer in zip(walks, answers, strict=True):
         try:

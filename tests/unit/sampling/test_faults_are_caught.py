@@ -212,11 +212,11 @@ def takes_the_last_of_the_best(patch: Patch) -> None:
 
 
 def reads_the_logits_before_a_node(patch: Patch) -> None:
-    patch.setattr(verification._Walk, "logits", property(lambda walk: walk.row.root + max(0, walk.node)))
+    patch.setattr(verification._Walk, "logits", lambda walk, node: walk.row.root + max(0, node))
 
 
 def uses_one_noise_for_a_whole_step(patch: Patch) -> None:
-    patch.setattr(verification._Walk, "key", property(lambda walk: walk.row.noise))
+    patch.setattr(verification._Walk, "key", lambda walk, after: walk.row.noise)
 
 
 def noise_without(**fixed: int) -> Callable[[Patch], None]:

@@ -151,6 +151,45 @@ def test_a_row_that_fails_fails_alone() -> None:
     assert verdicts[0] == verify([fresh], torch.zeros(2, 10))[0]
 
 
+@pytest.mark.parametrize("seed", [5, None])
+@pytest.mark.parametrize("neighbours", [0, 1])
+def test_broken_logits_fail_only_a_row_that_comes_to_them(seed: int | None, neighbours: int) -> None:
+    logits = torch.full((3, 10), -50.0)
+    logits[0, 4] = 50.0
+    logits[2] = torch.nan
+    others = [row(Proposal(), seed=seed, temperature=1.0) for _ in range(neighbours)]
+    for after, verdict in ((7, Verdict((0,), (4, 7))), (2, NoTokenLeftError)):
+        logits[1] = torch.eye(10)[after] * 100
+        found, *_ = verify([row(Proposal.chain((4, 2)), seed=seed, temperature=1.0), *others], logits)
+        assert found == verdict or type(found) is verdict
+
+
+@pytest.mark.parametrize("seed", [5, None])
+def test_a_run_of_accepted_tokens_takes_few_looks(monkeypatch: pytest.MonkeyPatch, seed: int | None) -> None:
+    asked: list[int] = []
+    real = verification.distributions
+
+    def counting(logits: torch.Tensor, at: Any) -> list[Distribution]:
+        asked.append(len(logits))
+        return real(logits, at)
+
+    monkeypatch.setattr(verification, "distributions", counting)
+    run = Proposal.chain((3,) * 16)
+    logits = torch.zeros(17, 10)
+    logits[:, 3] = 500.0
+    whole = Verdict(tuple(range(16)), (3,) * 17)
+    assert verify([row(run, seed=seed, temperature=1.0)], logits) == [whole]
+    assert asked == [2, 4, 8, 3]
+    asked.clear()
+    logits[0] = torch.eye(10)[2] * 500
+    assert verify([row(run, seed=seed, temperature=1.0)], logits) == [Verdict((), (2,))]
+    assert asked == [2]
+    asked.clear()  # the law depends on the tokens before
+    edited = row(run, seed=seed, temperature=1.0, frequency_penalty=0.01)
+    assert verify([edited], torch.eye(10)[[3] * 17] * 500) == [whole]
+    assert asked == [1] * 17
+
+
 def test_nothing_to_verify_is_no_error() -> None:
     assert verify([], torch.zeros(3, 10)) == []
 
