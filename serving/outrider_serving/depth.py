@@ -34,7 +34,8 @@ _TICK = 1e-6
 """Seconds that a step takes at least: of none it could not be said how much longer another one takes."""
 
 _REST_STEPS = 8
-"""For so many steps it is not thought about again that nothing is worth proposing, unless a try succeeds."""
+"""For so many steps it is not thought about again that nothing is worth proposing, unless a try succeeds or a
+row begins that has something worth it."""
 
 _FORGET_STEPS = 400
 """After so many steps a time is forgotten that was not measured again."""
@@ -90,6 +91,11 @@ class Outcome(NamedTuple):
 class DepthRule(Protocol):
     """Says how deep each row may propose; belongs to the thread of the steps."""
 
+    @property
+    def rests(self) -> bool:
+        """No row that it was asked about before is to propose in the next step: it need not be asked."""
+        ...
+
     def choose(self, rows: Sequence[Row], tokens: int, /) -> Mapping[str, int]:
         """The depth of each row in the next step, by request id.
 
@@ -116,6 +122,8 @@ class DepthRule(Protocol):
 
 class FullDepth:
     """Always as deep as the settings allow."""
+
+    rests = False
 
     def choose(self, rows: Sequence[Row], _tokens: int, /) -> Mapping[str, int]:
         """The longest of each."""
@@ -271,17 +279,23 @@ class MeasuredDepth:
     _rows: dict[str, _Record] = field(default_factory=dict)
     _kinds: dict[str, _Record] = field(default_factory=dict)
     _credit: float = 0.0
-    _rest: int = 0  # steps for which those rows that are known do not propose
+    _rest: int = 0  # steps for which the rows that are known do not propose
+
+    @property
+    def rests(self) -> bool:
+        """See `DepthRule.rests`."""
+        return self._rest > 0
 
     def choose(self, rows: Sequence[Row], tokens: int, /) -> Mapping[str, int]:
         """See `DepthRule.choose`."""
         if not rows:
             return {}
-        if self._rest and all(row.request_id in self._rows for row in rows):
-            depths = np.zeros(len(rows), dtype=np.intp)
-        else:
-            depths = self._deepest(rows, tokens)
-            self._rest = 0 if depths.any() else _REST_STEPS
+        known = all(row.request_id in self._rows for row in rows)
+        depths = self._deepest(rows, tokens)
+        if depths.any():
+            self._rest = 0
+        elif known:
+            self._rest = _REST_STEPS
         self._probe(rows, depths, tokens)
         return {row.request_id: int(depth) for row, depth in zip(rows, depths, strict=True)}
 

@@ -27,6 +27,9 @@ from outrider_serving.settings import Proposer as ProposerSettings
 
 logger = logging.getLogger(__name__)
 
+_NOTHING = 1, 0
+"""The shortest and the longest proposal of a request that is not to propose."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asking:
@@ -131,7 +134,10 @@ class Speculation:
     def choose_depths(self, running: Sequence[Running], arm: ProposerSettings) -> None:
         """Decide how deep the requests that have begun may propose in the coming step."""
         self._spans.clear()
-        self._choose(running, arm, len(running))
+        if self._depths.rests:
+            self._spans.update((sequence.request.id, _NOTHING) for sequence in running)
+        else:
+            self._choose(running, arm, len(running))
 
     def _choose(self, sequences: Sequence[Running], arm: ProposerSettings, tokens: int) -> None:
         """Decide for some requests, in a step of so many tokens without proposals."""
@@ -209,9 +215,11 @@ class Speculation:
         sequences = tuple(sequences)
         self._tell(lambda r: [r.beginning(sequence) for sequence in sequences])
 
-    def observe(self, events: Sequence[Advanced | Preempted]) -> None:
-        """Tell every loaded proposer what happened."""
-        self._tell(lambda _: events)
+    def observe(self, happened: Callable[[], Sequence[Advanced | Preempted]]) -> None:
+        """Tell every loaded proposer what happened; nothing is put together where there is none."""
+        if self._loaded():
+            events = happened()
+            self._tell(lambda _: events)
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Tell every loaded proposer that requests have ended."""

@@ -178,7 +178,7 @@ class Stepper:
             lambda sequence: self._speculation.required_marks(sequence, arm),
         )
         self._speculation.forget(sequence.request.id for sequence, _ in plan.ended)
-        self._speculation.observe([Preempted(sequence.request.id) for sequence in plan.preempted])
+        self._speculation.observe(lambda: [Preempted(sequence.request.id) for sequence in plan.preempted])
         self._speculation.began(plan.began)
         return plan
 
@@ -224,7 +224,7 @@ class Stepper:
         deltas: list[Delta] = []
         if ran is not None:
             self._gather([turn for turn in sound(turns) if turn.moves()])
-            self._speculation.observe(each(sound(turns), lambda turn: self._advanced(turn, ran)))
+            self._speculation.observe(lambda: each(sound(turns), lambda turn: self._advanced(turn, ran)))
             deltas = self._deltas(sound(turns), ran)
         for turn in sound(turns):
             self._scheduler.settle(turn.sequence, self._speculation.page_marks(turn.sequence.request.id))

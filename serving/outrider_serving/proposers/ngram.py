@@ -18,7 +18,8 @@ class NgramProposer(TextOnly):
     Among earlier places where the last `min_match` tokens occur, the one that shares the longest suffix with
     the end of the text wins (up to `max_match` tokens), the latest of them on a tie; the tokens after it are
     proposed. Where they reach the end of the text, copying goes on into the copy, as in LZ77: a period
-    shorter than the depth is repeated. To bound a step, only the latest 1,024 places are looked at.
+    shorter than the depth is repeated. To bound a step, only the latest 1,024 places are looked at. A text is
+    indexed when a proposal is asked for, in O(tokens since the last time).
     """
 
     def __init__(self, settings: NgramSettings) -> None:
@@ -39,7 +40,7 @@ class NgramProposer(TextOnly):
         ]
 
     def observe(self, events: Sequence[Event]) -> None:
-        """Append to the requests' texts and index them, in O(tokens); a preemption changes no text."""
+        """Append to the requests' texts; a preemption changes none."""
         for event in events:
             match event:
                 case Began():
@@ -61,14 +62,18 @@ class _Text:
         self._width = width
         self._tokens: list[int] = []
         self._followers: dict[tuple[int, ...], list[int]] = {}
+        self._indexed = width  # tokens that are in `_followers`, or have too few before them
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens; each one is the follower of the `width` tokens before it."""
-        start = len(self._tokens)
+        """Append tokens."""
         self._tokens.extend(tokens)
-        for at in range(max(start, self._width), len(self._tokens)):
-            key = tuple(self._tokens[at - self._width : at])
-            self._followers.setdefault(key, []).append(at)
+
+    def _index(self) -> None:
+        """Each token is the follower of the `width` tokens before it; where none are asked for, none are."""
+        tokens, width = self._tokens, self._width
+        for at in range(self._indexed, len(tokens)):
+            self._followers.setdefault(tuple(tokens[at - width : at]), []).append(at)
+        self._indexed = max(self._indexed, len(tokens))
 
     def continuation(self, longest: int, depth: int) -> tuple[int, ...]:
         """The `depth` tokens after the best earlier match of the end of the text; empty without a match."""
@@ -83,6 +88,7 @@ class _Text:
 
     def _best_match(self, longest: int) -> int | None:
         """Where the continuation of the best match begins."""
+        self._index()
         places = self._followers.get(tuple(self._tokens[-self._width :]), [])
         best, best_length = None, 0
         for at in islice(reversed(places), _MAX_CANDIDATES):

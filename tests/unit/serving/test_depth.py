@@ -33,7 +33,9 @@ class World:
         self.committed = 0
 
     def step(self) -> dict[str, int]:
-        depths = dict(self.rule.choose(self.rows, len(self.rows)))
+        depths = dict.fromkeys((row.request_id for row in self.rows), 0)
+        if not self.rule.rests:
+            depths |= self.rule.choose(self.rows, len(self.rows))
         outcomes = []
         for row, chance in zip(self.rows, self.chances, strict=True):
             asked, accepted = depths[row.request_id] > 0, 0
@@ -108,9 +110,10 @@ def test_rows_that_seldom_propose_anything_are_not_counted_on(
 def test_rows_get_what_they_are_worth() -> None:
     world = World(memory_bound, [0.05] * 7 + [0.97])
     world.rate(200)
-    depths = world.step()
-    assert depths["7"] >= 4  # 0.97 ** 5 is what a token of any row is worth in that time
-    assert sum(depths.values()) - depths["7"] <= 2
+    steps = [world.step() for _ in range(50)]
+    best = sum(depths["7"] for depths in steps)
+    assert best >= 4 * 50  # 0.97 ** 5 is what a token of any row is worth in that time
+    assert sum(sum(depths.values()) for depths in steps) - best <= 50
 
 
 def test_a_row_that_becomes_worth_it_is_found() -> None:
@@ -148,6 +151,13 @@ def test_a_first_time_that_was_disturbed_does_not_decide_for_long() -> None:
     world.rule.observe(9, 2 * flat(9), [])
     world.rate(150)
     assert world.step()["0"] == 8
+
+
+@pytest.mark.parametrize("seconds", [lambda _: 0.0, lambda tokens: 0.0 if tokens < 4 else 1e-9])
+def test_steps_that_a_coarse_clock_takes_for_nothing_are_no_error(seconds: Callable[[int], float]) -> None:
+    world = World(seconds, [0.9, 0.1, 0.5])
+    for _ in range(100):
+        assert all(0 <= depth <= 8 for depth in world.step().values())
 
 
 def test_steps_grow_by_doubling() -> None:
@@ -194,7 +204,9 @@ def test_depths_are_within_what_rows_can_use() -> None:
 
 
 @given(
-    steps=st.lists(st.tuples(st.integers(1, 300), st.floats(1e-4, 1.0)), min_size=1, max_size=60),
+    steps=st.lists(
+        st.tuples(st.integers(1, 300), st.just(0.0) | st.floats(1e-4, 1.0)), min_size=1, max_size=60
+    ),
     sizes=st.lists(st.integers(1, 500), min_size=2, max_size=20),
 )
 def test_more_tokens_never_take_less(steps: list[tuple[int, float]], sizes: list[int]) -> None:
