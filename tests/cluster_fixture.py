@@ -1,7 +1,7 @@
-"""The one cluster of a test run: a real node of its own, beside whatever else runs on the machine.
+"""The cluster of a test process: a real node of its own, beside whatever else runs on the machine.
 
-`tests/cluster` and `tests/e2e` register this module as a plugin; the fixtures are session-wide, so that a run
-starts one node, however many folders take part.
+`tests/cluster` and `tests/e2e` register this module as a plugin; the fixtures are session-wide, so that a
+process starts one node, however many folders take part.
 
 - ``cluster``: a node with our images in it, without operator and resources. See ``LocalCluster``.
 - ``demo``: what `make up` does, on that same node: the chart, the example, the first tokens. See ``Demo``.

@@ -25,16 +25,20 @@ settings.register_profile(
 settings.register_profile("long", max_examples=300, deadline=None, suppress_health_check=_quiet)
 settings.load_profile("long" if LONG else "sample")
 
-_NODES = ("tests/cluster/", "tests/e2e/")
+_ON_A_NODE = "tests/cluster/"
+_ON_ANOTHER = ("tests/cluster/test_chart.py", "tests/e2e/")
+"""What is judged by the requests of a whole run is on the first; test_chart.py judges its own."""
 
 
-class _NodeEach(LoadScopeScheduling):
-    """Of several processes two have a node each, and all the tests of a folder on it, in their order."""
+class _TwoNodes(LoadScopeScheduling):
+    """Of several processes two have a node each, and all the tests on it, in their order."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((folder for folder in _NODES if nodeid.startswith(folder)), nodeid)
+        if nodeid.startswith(_ON_ANOTHER):
+            return "another node"
+        return "a node" if nodeid.startswith(_ON_A_NODE) else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     """How `pytest -n` shares the tests out."""
-    return _NodeEach(config, log)
+    return _TwoNodes(config, log)
