@@ -26,6 +26,7 @@ class Active:
         reused: prompt tokens that were in pages when it first began.
         found: tokens that were in pages when it last began, until its next turn.
         told: a delta of it has gone out.
+        accepted: the accepted length of its latest verification.
     """
 
     sequence: Sequence
@@ -36,6 +37,7 @@ class Active:
     reused: int | None = None
     found: int = 0
     told: bool = False
+    accepted: int = 0
 
     def begin(self) -> None:
         """Its sequence has begun, perhaps anew, and its first turn may be a later step's."""
@@ -103,6 +105,7 @@ class Turn:
         assert self.verdict is not None
         self.committed = self.sequence.commit(self.verdict.tokens)
         self.active.law.append(self.committed)
+        self.active.accepted = self.verdict.accepted
 
     def ran(self) -> list[int]:
         """The tokens that were run and belong to the text."""

@@ -204,6 +204,7 @@ class Stepper:
                 root=turn.root,
                 noise=turn.active.law.noise,
                 randomness=turn.active.verifying,
+                expected=turn.active.accepted,
             )
             for turn in verifying
         ]

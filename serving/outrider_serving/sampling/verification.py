@@ -65,6 +65,7 @@ class VerifyRow:
         root: row of the logits that follow the committed text; those after node n are in row root + 1 + n.
         noise: the key of the first token to commit, which is `law.noise` for a request with a seed.
         randomness: the request's own source, used by rejection only.
+        expected: a guess at the accepted length, which only decides what is computed at once.
     """
 
     law: TokenLaw
@@ -72,6 +73,7 @@ class VerifyRow:
     root: int
     noise: NoiseKey | None
     randomness: Randomness
+    expected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class _Walk:
         node: the one whose logits decide on the next token.
         path, tokens: what is accepted so far; at the end `tokens` has the target's own too.
         ahead: the nodes that are asked about: this one, and those after it if each first child is accepted.
-        reach: how many they may be.
+        reach: how many they may be the next time; 0 at first.
     """
 
     row: VerifyRow
@@ -131,7 +133,7 @@ class _Walk:
     path: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     ahead: list[int] = field(default_factory=list)
-    reach: int = 1
+    reach: int = 0
     ended: bool = False
     error: Exception | None = None
 
@@ -154,14 +156,15 @@ class _Walk:
         return self.row.proposal.children.get(self.node, ())
 
     def look_ahead(self, most: int) -> None:
-        """Choose what to ask about: twice as many nodes as the last time, but no more than `most`.
+        """Choose what to ask about: what is expected to be kept, then ever more, but no more than `most`.
 
-        Where the logits are edited that is one: each path needs edits of its own.
+        Where the logits are edited that is one node: each path needs edits of its own.
         """
-        self.ahead, self.reach = [self.node], 2 * self.reach
+        self.ahead, reach = [self.node], self.reach or max(2, self.row.expected + 1)
+        self.reach = 2 * reach
         if self.row.law.plain:
             below = self.row.proposal.children
-            while len(self.ahead) < min(self.reach, most) and self.ahead[-1] in below:
+            while len(self.ahead) < min(reach, most) and self.ahead[-1] in below:
                 self.ahead.append(below[self.ahead[-1]][0])
 
     def paths(self) -> list[tuple[int, Sequence[int]]]:

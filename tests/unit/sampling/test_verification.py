@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -180,6 +181,10 @@ def test_a_run_of_accepted_tokens_takes_few_looks(monkeypatch: pytest.MonkeyPatc
     whole = Verdict(tuple(range(16)), (3,) * 17)
     assert verify([row(run, seed=seed, temperature=1.0)], logits) == [whole]
     assert asked == [2, 4, 8, 3]
+    asked.clear()
+    expecting = replace(row(run, seed=seed, temperature=1.0), expected=16)
+    assert verify([expecting], logits) == [whole]
+    assert asked == [17]
     asked.clear()
     logits[0] = torch.eye(10)[2] * 500
     assert verify([row(run, seed=seed, temperature=1.0)], logits) == [Verdict((), (2,))]
