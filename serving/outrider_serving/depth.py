@@ -93,25 +93,29 @@ class DepthRule(Protocol):
 
     @property
     def rests(self) -> bool:
-        """No row that it was asked about before is to propose in the next step: it need not be asked."""
+        """No row that has begun is to propose in the next step: it need not be asked about any."""
         ...
 
-    def choose(self, rows: Sequence[Row], tokens: int, /) -> Mapping[str, int]:
+    def choose(self, rows: Sequence[Row], running: int, beginning: bool = False, /) -> Mapping[str, int]:
         """The depth of each row in the next step, by request id.
 
         Args:
             rows: those that can propose.
-            tokens: those of the step without proposals.
+            running: all that are in the step, which have a token each to run without proposals.
+            beginning: these are not all that can, but begin with the step, after the others were chosen for.
         """
         ...
 
-    def observe(self, tokens: int, seconds: float, outcomes: Iterable[Outcome], /) -> None:
-        """Take note of a step in which every row verified, and had one token of its text to run.
+    def observe(self, outcomes: Iterable[Outcome], /) -> None:
+        """Take note of a step: what became of the rows that might propose."""
+        ...
+
+    def time(self, tokens: int, seconds: float, /) -> None:
+        """Take note of how long it took, if every row verified in it, and had one token of its text to run.
 
         Args:
             tokens: all of its target pass.
             seconds: the whole step took.
-            outcomes: of the rows that might propose.
         """
         ...
 
@@ -125,11 +129,14 @@ class FullDepth:
 
     rests = False
 
-    def choose(self, rows: Sequence[Row], _tokens: int, /) -> Mapping[str, int]:
+    def choose(self, rows: Sequence[Row], _running: int, _beginning: bool = False, /) -> Mapping[str, int]:
         """The longest of each."""
         return {row.request_id: row.longest for row in rows}
 
-    def observe(self, _tokens: int, _seconds: float, _outcomes: Iterable[Outcome], /) -> None:
+    def observe(self, _outcomes: Iterable[Outcome], /) -> None:
+        """Nothing is learned."""
+
+    def time(self, _tokens: int, _seconds: float, /) -> None:
         """Nothing is learned."""
 
     def forget(self, _request_ids: Iterable[str], /) -> None:
@@ -251,6 +258,7 @@ _START = _Estimate(1.0, 0.5, 0.5)
 class _Record:
     """What became of a row's proposals, or of a kind's."""
 
+    kind: str
     fade: float = _FADE
     ready: _Share = field(default_factory=_Share)
     first: _Share = field(default_factory=_Share)
@@ -286,46 +294,50 @@ class MeasuredDepth:
         """See `DepthRule.rests`."""
         return self._rest > 0
 
-    def choose(self, rows: Sequence[Row], tokens: int, /) -> Mapping[str, int]:
+    def choose(self, rows: Sequence[Row], running: int, beginning: bool = False, /) -> Mapping[str, int]:
         """See `DepthRule.choose`."""
         if not rows:
             return {}
-        known = all(row.request_id in self._rows for row in rows)
-        depths = self._deepest(rows, tokens)
+        depths = self._deepest(rows, running)
         if depths.any():
             self._rest = 0
-        elif known:
+        elif not beginning:
             self._rest = _REST_STEPS
-        self._probe(rows, depths, tokens)
+        self._probe(rows, depths, running)
         return {row.request_id: int(depth) for row, depth in zip(rows, depths, strict=True)}
 
-    def _deepest(self, rows: Sequence[Row], tokens: int) -> NDArray[np.intp]:
+    def _deepest(self, rows: Sequence[Row], running: int) -> NDArray[np.intp]:
         """How deep each row is to propose, without a thought of tries."""
         worth, ready, whose = self._worth(rows)
         shortest = np.array([row.shortest for row in rows])
-        most = max(int(_GROWTH * max(tokens, self.times.largest)) - tokens, shortest.max())
+        most = max(int(_GROWTH * max(running, self.times.largest)) - running, shortest.max())
         order = np.argsort(-worth, kind="stable")[:most]
-        expected = len(rows) + np.concatenate([[0.0], np.cumsum((ready * worth)[order])])
-        seconds = self.times.of(tokens + np.concatenate([[0.0], np.cumsum(ready[order])]))
+        expected = running + np.concatenate([[0.0], np.cumsum((ready * worth)[order])])
+        seconds = self.times.of(running + np.concatenate([[0.0], np.cumsum(ready[order])]))
         rates = expected / seconds
         best = int(np.argmax(rates))
         taken = order[: best if rates[best] >= _WORTH_IT * rates[0] else 0]
         depths = np.bincount(whose[taken], minlength=len(rows))
         return np.where(depths < shortest, 0, depths)
 
-    def observe(self, tokens: int, seconds: float, outcomes: Iterable[Outcome], /) -> None:
+    def observe(self, outcomes: Iterable[Outcome], /) -> None:
         """See `DepthRule.observe`."""
-        self.times.observe(tokens, seconds)
-        self._credit = min(self._credit + PROBES * seconds, seconds)
         self._rest = max(0, self._rest - 1)
         for record in self._rows.values():
             record.idle += 1
         for outcome in outcomes:
             if outcome.request_id in self._rows:  # else it has ended
                 self._rows[outcome.request_id].add(outcome)
-            self._kinds.setdefault(outcome.kind, _Record(_KIND_FADE)).add(outcome)
+            self._kinds.setdefault(outcome.kind, _Record(outcome.kind, _KIND_FADE)).add(outcome)
             if outcome.accepted:
                 self._rest = 0
+            elif not outcome.depth:  # a try that cost nothing, and said little
+                self._rest //= 2
+
+    def time(self, tokens: int, seconds: float, /) -> None:
+        """See `DepthRule.time`."""
+        self.times.observe(tokens, seconds)
+        self._credit = min(self._credit + PROBES * seconds, seconds)
 
     def forget(self, request_ids: Iterable[str], /) -> None:
         """See `DepthRule.forget`."""
@@ -353,19 +365,23 @@ class MeasuredDepth:
     def _estimates(self, rows: Sequence[Row]) -> list[_Estimate]:
         """Of each row, near its kind's where little is known of it."""
         priors = {kind: record.estimate(_START) for kind, record in self._kinds.items()}
-        return [
-            self._rows.setdefault(row.request_id, _Record()).estimate(priors.get(row.kind, _START))
-            for row in rows
-        ]
+        return [self._record(row).estimate(priors.get(row.kind, _START)) for row in rows]
 
-    def _probe(self, rows: Sequence[Row], depths: NDArray[np.intp], tokens: int) -> None:
+    def _record(self, row: Row) -> _Record:
+        """What is known of a row's proposals of its kind."""
+        record = self._rows.get(row.request_id)
+        if record is None or record.kind != row.kind:
+            record = self._rows[row.request_id] = _Record(row.kind)
+        return record
+
+    def _probe(self, rows: Sequence[Row], depths: NDArray[np.intp], running: int) -> None:
         """Let the row that has been silent for longest try again, if its try is paid for."""
         silent = [n for n, row in enumerate(rows) if depths[n] == 0 and row.longest > 0]
         if not silent:
             return
         chosen = max(silent, key=lambda n: self._rows[rows[n].request_id].idle)
         depth = max(rows[chosen].shortest, min(_PROBE_DEPTH, rows[chosen].longest))
-        now = tokens + float(depths.sum())
+        now = running + float(depths.sum())
         before, after = self.times.of(np.array([now, now + depth]))
         if after - before <= self._credit:
             self._credit -= max(0.0, float(after - before))

@@ -26,7 +26,8 @@ class Active:
         reused: prompt tokens that were in pages when it first began.
         found: tokens that were in pages when it last began, until its next turn.
         told: a delta of it has gone out.
-        accepted: the accepted length of its latest verification.
+        accepted: the accepted length of its latest verification, and
+        expected: the lesser of its latest two.
     """
 
     sequence: Sequence
@@ -38,6 +39,7 @@ class Active:
     found: int = 0
     told: bool = False
     accepted: int = 0
+    expected: int = 0
 
     def begin(self) -> None:
         """Its sequence has begun, perhaps anew, and its first turn may be a later step's."""
@@ -105,6 +107,7 @@ class Turn:
         assert self.verdict is not None
         self.committed = self.sequence.commit(self.verdict.tokens)
         self.active.law.append(self.committed)
+        self.active.expected = min(self.active.accepted, self.verdict.accepted)
         self.active.accepted = self.verdict.accepted
 
     def ran(self) -> list[int]:

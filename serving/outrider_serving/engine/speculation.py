@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -137,10 +137,11 @@ class Speculation:
         if self._depths.rests:
             self._spans.update((sequence.request.id, _NOTHING) for sequence in running)
         else:
-            self._choose(running, arm, len(running))
+            rows = self._rows(running, arm)
+            self._take(self._depths.choose(rows, len(running)))
 
-    def _choose(self, sequences: Sequence[Running], arm: ProposerSettings, tokens: int) -> None:
-        """Decide for some requests, in a step of so many tokens without proposals."""
+    def _rows(self, sequences: Sequence[Running], arm: ProposerSettings) -> list[depth.Row]:
+        """Those of the requests that can propose; none may so far."""
         rows = []
         for sequence in sequences:
             request_id, residence = sequence.request.id, self._residence_of(sequence, arm)
@@ -149,12 +150,19 @@ class Speculation:
             silent = residence.proposer is None or residence.sits_out(request_id)
             if longest >= shortest and not silent:
                 rows.append(depth.Row(request_id, residence.name, longest, shortest))
-        for request_id, chosen in self._depths.choose(rows, tokens).items():
+        return rows
+
+    def _take(self, depths: Mapping[str, int]) -> None:
+        for request_id, chosen in depths.items():
             self._spans[request_id] = self._spans[request_id][0], chosen
 
-    def took(self, tokens: int, seconds: float, outcomes: Iterable[Outcome]) -> None:
-        """Let the next decisions on depth know of a step; see `DepthRule.observe`."""
-        self._depths.observe(tokens, seconds, outcomes)
+    def observe_outcomes(self, outcomes: Iterable[Outcome]) -> None:
+        """Let the next decisions on depth know what became of proposals; see `DepthRule.observe`."""
+        self._depths.observe(outcomes)
+
+    def time(self, tokens: int, seconds: float) -> None:
+        """And how long the step took; see `DepthRule.time`."""
+        self._depths.time(tokens, seconds)
 
     def outcome(
         self, sequence: Running, proposal: Proposal, accepted: int, arm: ProposerSettings
@@ -180,7 +188,8 @@ class Speculation:
     def _span(self, sequence: Running, arm: ProposerSettings) -> tuple[int, int]:
         """The shortest proposal worth verifying now, and the longest; less than it where there is none."""
         if sequence.request.id not in self._spans:  # it begins with this step
-            self._choose([sequence], arm, len(self._spans) + 1)
+            rows = self._rows([sequence], arm)
+            self._take(self._depths.choose(rows, len(self._spans), True))
         return self._spans[sequence.request.id]
 
     def required_marks(self, sequence: Running, arm: ProposerSettings) -> frozenset[str]:

@@ -143,7 +143,7 @@ class Stepper:
             proposer_failures=failures - self._failures_recorded,
             preemptions=len(plan.preempted),
         )
-        if ran is step.launched:  # else it failed, and some of it was done again
+        if turns and ran is step.launched:  # else it failed, and some of it was done again
             self._measure(turns, record, settings)
         cancelled = tuple(sequence.request.id for sequence, error in plan.ended if error is None)
         failed = _failures(plan, turns)
@@ -158,14 +158,15 @@ class Stepper:
         self._speculation.prepare(settings, self._scheduler.sequences, every)
 
     def _measure(self, turns: Sequence[Turn], record: StepRecord, settings: PodSettings) -> None:
-        """Tell the rule for depth of a step, unless texts were read or something failed in it."""
-        if turns and all(turn.verifies and turn.tokens == 1 and turn.error is None for turn in turns):
-            outcomes = [
-                self._speculation.outcome(turn.sequence, turn.proposal, len(turn.kept), settings.proposer)
-                for turn in turns
-            ]
-            tokens = sum(turn.tokens + len(turn.proposal) for turn in turns)
-            self._speculation.took(tokens, record.busy_seconds, filter(None, outcomes))
+        """Tell the rule for depth of a step; of its time where no text was read, and nothing failed."""
+        outcomes = [
+            self._speculation.outcome(turn.sequence, turn.proposal, len(turn.kept), settings.proposer)
+            for turn in sound(turns)
+            if turn.verifies
+        ]
+        self._speculation.observe_outcomes(filter(None, outcomes))
+        if all(turn.verifies and turn.tokens == 1 and turn.error is None for turn in turns):
+            self._speculation.time(record.tokens, record.busy_seconds)
 
     def _plan(self, settings: PodSettings, active: Mapping[str, Active]) -> Plan:
         """Who takes part, and with how much; proposers are told who begins, waits again or is gone."""
@@ -204,7 +205,7 @@ class Stepper:
                 root=turn.root,
                 noise=turn.active.law.noise,
                 randomness=turn.active.verifying,
-                expected=turn.active.accepted,
+                expected=turn.active.expected,
             )
             for turn in verifying
         ]

@@ -18,8 +18,8 @@ class NgramProposer(TextOnly):
     Among earlier places where the last `min_match` tokens occur, the one that shares the longest suffix with
     the end of the text wins (up to `max_match` tokens), the latest of them on a tie; the tokens after it are
     proposed. Where they reach the end of the text, copying goes on into the copy, as in LZ77: a period
-    shorter than the depth is repeated. To bound a step, only the latest 1,024 places are looked at. A text is
-    indexed when a proposal is asked for, in O(tokens since the last time).
+    shorter than the depth is repeated. To bound a step, only the latest 1,024 places are looked at. What a
+    request begins with is indexed at once, what it adds when a proposal is asked for: O(tokens) in all.
     """
 
     def __init__(self, settings: NgramSettings) -> None:
@@ -46,6 +46,7 @@ class NgramProposer(TextOnly):
                 case Began():
                     text = _Text(self._settings.min_match)
                     text.extend(event.tokens)
+                    text.index()
                     self._texts[event.request_id] = text
                 case Advanced():
                     self._texts[event.request_id].extend(event.committed)
@@ -68,8 +69,8 @@ class _Text:
         """Append tokens."""
         self._tokens.extend(tokens)
 
-    def _index(self) -> None:
-        """Each token is the follower of the `width` tokens before it; where none are asked for, none are."""
+    def index(self) -> None:
+        """Each token so far is the follower of the `width` tokens before it."""
         tokens, width = self._tokens, self._width
         for at in range(self._indexed, len(tokens)):
             self._followers.setdefault(tuple(tokens[at - width : at]), []).append(at)
@@ -88,7 +89,7 @@ class _Text:
 
     def _best_match(self, longest: int) -> int | None:
         """Where the continuation of the best match begins."""
-        self._index()
+        self.index()
         places = self._followers.get(tuple(self._tokens[-self._width :]), [])
         best, best_length = None, 0
         for at in islice(reversed(places), _MAX_CANDIDATES):

@@ -65,7 +65,7 @@ class VerifyRow:
         root: row of the logits that follow the committed text; those after node n are in row root + 1 + n.
         noise: the key of the first token to commit, which is `law.noise` for a request with a seed.
         randomness: the request's own source, used by rejection only.
-        expected: a guess at the accepted length, which only decides what is computed at once.
+        expected: an accepted length that is likely to be reached: so much is computed at once.
     """
 
     law: TokenLaw
@@ -125,7 +125,6 @@ class _Walk:
         node: the one whose logits decide on the next token.
         path, tokens: what is accepted so far; at the end `tokens` has the target's own too.
         ahead: the nodes that are asked about: this one, and those after it if each first child is accepted.
-        reach: how many they may be the next time; 0 at first.
     """
 
     row: VerifyRow
@@ -133,7 +132,6 @@ class _Walk:
     path: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     ahead: list[int] = field(default_factory=list)
-    reach: int = 0
     ended: bool = False
     error: Exception | None = None
 
@@ -155,16 +153,20 @@ class _Walk:
     def children(self) -> Sequence[int]:
         return self.row.proposal.children.get(self.node, ())
 
-    def look_ahead(self, most: int) -> None:
-        """Choose what to ask about: what is expected to be kept, then ever more, but no more than `most`.
+    def look_ahead(self, free: int, most: int) -> None:
+        """Choose what to ask about: as many nodes as are expected to be reached, at least `free` of them.
 
-        Where the logits are edited that is one node: each path needs edits of its own.
+        Where the logits are edited it is one node: each path needs edits of its own.
+
+        Args:
+            free: so many cost no more time than one.
+            most: so many at most.
         """
-        self.ahead, reach = [self.node], self.reach or max(2, self.row.expected + 1)
-        self.reach = 2 * reach
+        self.ahead = [self.node]
         if self.row.law.plain:
             below = self.row.proposal.children
-            while len(self.ahead) < min(reach, most) and self.ahead[-1] in below:
+            reach = min(most, max(free, self.row.expected + 1 - len(self.path)))
+            while len(self.ahead) < reach and self.ahead[-1] in below:
                 self.ahead.append(below[self.ahead[-1]][0])
 
     def paths(self) -> list[tuple[int, Sequence[int]]]:
@@ -225,8 +227,10 @@ def _walk(walks: Sequence[_Walk], logits: Tensor, most: int) -> None:
         most: rows of logits that are made into distributions at once.
     """
     while walks:
+        each = most // len(walks)
+        free = max(1, torch.get_num_threads() // len(walks)) if logits.is_cpu else each
         for walk in walks:
-            walk.look_ahead(most // len(walks))
+            walk.look_ahead(free, each)
         greedy = [walk for walk in walks if walk.row.law.greedy]
         coupled = [walk for walk in walks if not walk.row.law.greedy and walk.row.noise is not None]
         rejection = [walk for walk in walks if not walk.row.law.greedy and walk.row.noise is None]

@@ -210,11 +210,15 @@ def test_a_pass_that_fails_under_way_fails_its_request_alone(
 
 @dataclass
 class Noting(FullDepth):
-    """Notes the tokens of each step that it is told of."""
+    """Notes the tokens of each step that it is told the time of, and of how many it is told the outcomes."""
 
     tokens: list[int] = field(default_factory=list)
+    steps: int = 0
 
-    def observe(self, tokens: int, _seconds: float, _outcomes: Iterable[Outcome], /) -> None:
+    def observe(self, _outcomes: Iterable[Outcome], /) -> None:
+        self.steps += 1
+
+    def time(self, tokens: int, _seconds: float, /) -> None:
         self.tokens.append(tokens)
 
 
@@ -225,7 +229,7 @@ def test_a_step_that_failed_or_read_a_text_is_no_measure_of_steps(
     engine = bench(tiny_llama, depths=rule)
     engine.submit(request(PROMPT, ignore_eos=True), request(OTHER, ignore_eos=True))
     engine.step()
-    assert rule.tokens == [], "it read two texts"
+    assert (rule.tokens, rule.steps) == ([], 1), "it read two texts"
     engine.step()
     assert rule.tokens == [2]
     late.landing = failing(RuntimeError("odd"), lambda batch: len(batch.segments) > 1)
@@ -234,7 +238,7 @@ def test_a_step_that_failed_or_read_a_text_is_no_measure_of_steps(
     assert rule.tokens == [2]
     late.landing = lambda _: None
     engine.step()
-    assert rule.tokens == [2, 2]
+    assert (rule.tokens, rule.steps) == ([2, 2], 3)
 
 
 def test_a_pass_that_cannot_be_launched_is_run_request_by_request(

@@ -175,12 +175,13 @@ def test_a_run_of_accepted_tokens_takes_few_looks(monkeypatch: pytest.MonkeyPatc
         return real(logits, at)
 
     monkeypatch.setattr(verification, "distributions", counting)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     run = Proposal.chain((3,) * 16)
     logits = torch.zeros(17, 10)
     logits[:, 3] = 500.0
     whole = Verdict(tuple(range(16)), (3,) * 17)
     assert verify([row(run, seed=seed, temperature=1.0)], logits) == [whole]
-    assert asked == [2, 4, 8, 3]
+    assert asked == [4, 4, 4, 4, 1]
     asked.clear()
     expecting = replace(row(run, seed=seed, temperature=1.0), expected=16)
     assert verify([expecting], logits) == [whole]
@@ -188,7 +189,11 @@ def test_a_run_of_accepted_tokens_takes_few_looks(monkeypatch: pytest.MonkeyPatc
     asked.clear()
     logits[0] = torch.eye(10)[2] * 500
     assert verify([row(run, seed=seed, temperature=1.0)], logits) == [Verdict((), (2,))]
-    assert asked == [2]
+    assert asked == [4], "what threads have time for"
+    asked.clear()
+    many = [row(run, seed=seed, temperature=1.0) for _ in range(4)]
+    assert verify(many, logits) == [Verdict((), (2,))] * 4
+    assert asked == [4], "which is one of each row"
     asked.clear()  # the law depends on the tokens before
     edited = row(run, seed=seed, temperature=1.0, frequency_penalty=0.01)
     assert verify([edited], torch.eye(10)[[3] * 17] * 500) == [whole]

@@ -21,12 +21,18 @@ class World:
     """Steps of a given time, and rows whose proposed tokens are each accepted with a given chance."""
 
     def __init__(
-        self, seconds: Callable[[int], float], chances: list[float], longest: int = 8, ready: float = 1.0
+        self,
+        seconds: Callable[[int], float],
+        chances: list[float],
+        longest: int = 8,
+        ready: float = 1.0,
+        others: int = 0,  # rows that never propose
     ) -> None:
         self.rule = MeasuredDepth()
         self.seconds = seconds
         self.chances = chances
         self.ready = ready
+        self.others = others
         self.rows = [Row(str(n), KIND, longest) for n in range(len(chances))]
         self.rng = random.Random(1)
         self.time = 0.0
@@ -35,7 +41,7 @@ class World:
     def step(self) -> dict[str, int]:
         depths = dict.fromkeys((row.request_id for row in self.rows), 0)
         if not self.rule.rests:
-            depths |= self.rule.choose(self.rows, len(self.rows))
+            depths |= self.rule.choose(self.rows, len(self.rows) + self.others)
         outcomes = []
         for row, chance in zip(self.rows, self.chances, strict=True):
             asked, accepted = depths[row.request_id] > 0, 0
@@ -46,10 +52,12 @@ class World:
             self.committed += accepted + 1
             if asked:
                 outcomes.append(Outcome(row.request_id, KIND, depths[row.request_id], accepted))
-        tokens = len(self.rows) + sum(depths.values())
+        self.committed += self.others
+        tokens = len(self.rows) + self.others + sum(depths.values())
         took = self.seconds(tokens)
         self.time += took
-        self.rule.observe(tokens, took, outcomes)
+        self.rule.observe(outcomes)
+        self.rule.time(tokens, took)
         return depths
 
     def rate(self, steps: int) -> float:
@@ -116,6 +124,47 @@ def test_rows_get_what_they_are_worth() -> None:
     assert sum(sum(depths.values()) for depths in steps) - best <= 50
 
 
+@pytest.mark.parametrize("seconds", [flat, memory_bound, dear])
+@pytest.mark.parametrize("others", [7, 31])
+def test_rows_that_cannot_propose_are_not_kept_waiting(seconds: Callable[[int], float], others: int) -> None:
+    world = World(seconds, [0.8], others=others)
+    assert world.rate(2000) > 0.97 * (others + 1) / seconds(others + 1)
+
+
+def test_what_begins_anew_puts_no_other_to_rest() -> None:
+    world = World(flat, [0.9, 0.9])
+    world.rate(100)
+    last = Row("0", KIND, 0)  # before its last token it has nothing to propose
+    assert world.rule.choose([last], 2, True) == {"0": 0}
+    assert not world.rule.rests
+
+
+def test_what_is_known_of_a_kind_of_proposals_says_nothing_of_another() -> None:
+    world = World(lambda tokens: 0.014 + 0.002 * tokens, [0.0])
+    world.rate(300)
+    assert world.rule.choose(world.rows, 1)["0"] == 0
+    assert world.rule.choose([Row("0", "suffix", 8)], 1)["0"] > 0
+
+
+def test_tries_that_found_nothing_to_propose_hardly_lengthen_the_rest() -> None:
+    world = World(memory_bound, [0.0] * 4)
+    world.rate(500)
+    world.chances, world.ready = [0.97] * 4, 0.3
+    steps = next(n for n in range(1000) if sum(world.step().values()) > 8)
+    assert steps < 60
+
+
+def test_outcomes_count_where_times_do_not() -> None:
+    """While texts are read beside, step after step."""
+    world = World(memory_bound, [0.9])
+    world.rate(50)
+    for _ in range(30):
+        if not world.rule.rests:
+            depth = world.rule.choose(world.rows, 1)["0"]
+        world.rule.observe([Outcome("0", KIND, depth, 0)] if depth else [])
+    assert world.rule.rests or world.rule.choose(world.rows, 1)["0"] == 0
+
+
 def test_a_row_that_becomes_worth_it_is_found() -> None:
     world = World(memory_bound, [0.0] * 16)
     world.rate(300)
@@ -140,15 +189,15 @@ def test_a_single_slow_step_does_not_decide() -> None:
     world.rate(200)
     before = world.step()["0"]
     tokens = 1 + before
-    world.rule.observe(tokens, 2.0, [])
+    world.rule.time(tokens, 2.0)
     assert world.step()["0"] >= before - 2
 
 
 def test_a_first_time_that_was_disturbed_does_not_decide_for_long() -> None:
     world = World(flat, [0.98])
     for tokens in (1, 2, 3, 4, 5, 6, 7, 8):
-        world.rule.observe(tokens, flat(tokens), [])
-    world.rule.observe(9, 2 * flat(9), [])
+        world.rule.time(tokens, flat(tokens))
+    world.rule.time(9, 2 * flat(9))
     world.rate(150)
     assert world.step()["0"] == 8
 
@@ -174,7 +223,7 @@ def test_nothing_is_kept_of_requests_that_have_ended() -> None:
     world = World(flat, [0.5] * 4)
     world.rate(10)
     world.rule.forget([row.request_id for row in world.rows])
-    world.rule.observe(8, 0.014, [Outcome("0", KIND, 4, 2)])  # of the step that ended it
+    world.rule.observe([Outcome("0", KIND, 4, 2)])  # of the step that ended it
     assert world.rule._rows == {}
 
 
@@ -198,7 +247,7 @@ def test_depths_are_within_what_rows_can_use() -> None:
     rule = MeasuredDepth()
     rows = [Row("a", KIND, 0), Row("b", KIND, 3)]
     for size in (2, 40):
-        rule.observe(size, 0.01, [])
+        rule.time(size, 0.01)
     assert rule.choose(rows, 2) == {"a": 0, "b": 3}
     assert rule.choose([], 0) == {}
 
