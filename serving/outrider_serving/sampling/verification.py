@@ -253,7 +253,7 @@ def _highest(walks: Sequence[_Walk], logits: Tensor) -> list[Mapping[int, tuple[
     """Where nothing edits the logits: one argmax over all positions, for `_Walk.follow_all`."""
     spans = [range(walk.row.root, walk.row.root + 1 + len(walk.row.proposal)) for walk in walks]
     positions = [position for span in spans for position in span]
-    theirs = logits if positions == list(range(len(logits))) else _rows(logits, positions)
+    theirs = _rows(logits, positions)
     return [dict(zip(positions, with_finiteness(theirs, highest(theirs)), strict=True))] * len(walks)
 
 
@@ -283,6 +283,10 @@ def _shared(walks: Sequence[_Walk], answers: Sequence[_Answer]) -> list[list[_An
 
 
 def _rows(logits: Tensor, positions: Sequence[int]) -> Tensor:
+    """Some rows; nothing is copied where they lie one after the other."""
+    first, count = positions[0], len(positions)
+    if list(positions) == list(range(first, first + count)):
+        return logits[first : first + count]
     return logits[sent([np.array(positions, dtype=np.int64)], logits.device)[0]]
 
 
