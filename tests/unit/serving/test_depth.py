@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_serving.depth import PROBES, MeasuredDepth, Outcome, Row, StepTimes
+from outrider_serving.depth import PROBES, MeasuredDepth, Outcome, Row
+from outrider_serving.step_times import StepTimes
 
 KIND = "ngram"
 
