@@ -26,8 +26,8 @@ settings.register_profile("long", max_examples=300, deadline=None, suppress_heal
 settings.load_profile("long" if LONG else "sample")
 
 _ON_A_NODE = "tests/cluster/"
-_ON_ANOTHER = ("tests/cluster/test_chart.py", "tests/e2e/")
-"""What is judged by the requests of a whole run is on the first; test_chart.py judges its own."""
+_ON_ANOTHER = ("tests/cluster/test_cgroup_v2.py", "tests/cluster/test_node.py", "tests/e2e/")
+"""All that operators do is on the first, which test_rights.py judges."""
 
 
 class _TwoNodes(LoadScopeScheduling):

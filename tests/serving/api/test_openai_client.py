@@ -121,11 +121,14 @@ def test_speculation_changes_the_steps_and_not_the_text(client: openai.OpenAI) -
 def test_acceptance_by_position(client: openai.OpenAI) -> None:
     speculation = {"proposer": "ngram", "max_depth": 3, "positions": True}
     options = GREEDY | {"max_tokens": 200, "extra_body": {"ignore_eos": True, "speculation": speculation}}
-    answer = client.completions.create(prompt=PROMPT, **options)
-    assert answer.usage is not None
-    found = answer.usage.to_dict()["speculation"]
-    assert isinstance(found, dict)
-    proposed, accepted = found["proposed_by_position"], found["accepted_by_position"]
+    for _ in range(10):  # measured times may be against proposals for some hundred steps
+        answer = client.completions.create(prompt=PROMPT, **options)
+        assert answer.usage is not None
+        found = answer.usage.to_dict()["speculation"]
+        assert isinstance(found, dict)
+        proposed, accepted = found["proposed_by_position"], found["accepted_by_position"]
+        if proposed:
+            break
     assert 0 < len(proposed) <= 3
     assert sorted(proposed, reverse=True) == proposed
     assert sorted(accepted, reverse=True) == accepted
