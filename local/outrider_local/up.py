@@ -31,7 +31,7 @@ def up(settings: Settings) -> None:
     step(f"helm release {release.NAME} in the namespace {release.NAMESPACE}")
     release.install(settings, cluster, references)
     name, namespace = apply_example(settings, cluster)
-    step(f"waiting for speculativemodel/{name} (loading a model takes about half a minute)")
+    step(f"waiting for speculativemodel/{name} (loading a model takes a minute the first time)")
     progress.wait_until_ready(cluster, name, namespace, references.serving)
     forward_service(settings, cluster, name, namespace)
     url = f"http://127.0.0.1:{settings.port}/v1"
