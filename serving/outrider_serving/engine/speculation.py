@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -137,11 +137,10 @@ class Speculation:
         if self._depths.rests:
             self._spans.update((sequence.request.id, _NOTHING) for sequence in running)
         else:
-            rows = self._rows(running, arm)
-            self._take(self._depths.choose(rows, len(running)))
+            self._choose(running, arm)
 
-    def _rows(self, sequences: Sequence[Running], arm: ProposerSettings) -> list[depth.Row]:
-        """Those of the requests that can propose; none may so far."""
+    def _choose(self, sequences: Sequence[Running], arm: ProposerSettings, beginning: bool = False) -> None:
+        """Decide for some requests, beside those that were decided for."""
         rows = []
         for sequence in sequences:
             request_id, residence = sequence.request.id, self._residence_of(sequence, arm)
@@ -150,10 +149,7 @@ class Speculation:
             silent = residence.proposer is None or residence.sits_out(request_id)
             if longest >= shortest and not silent:
                 rows.append(depth.Row(request_id, residence.name, longest, shortest))
-        return rows
-
-    def _take(self, depths: Mapping[str, int]) -> None:
-        for request_id, chosen in depths.items():
+        for request_id, chosen in self._depths.choose(rows, len(self._spans), beginning).items():
             self._spans[request_id] = self._spans[request_id][0], chosen
 
     def observe_outcomes(self, outcomes: Iterable[Outcome]) -> None:
@@ -188,8 +184,7 @@ class Speculation:
     def _span(self, sequence: Running, arm: ProposerSettings) -> tuple[int, int]:
         """The shortest proposal worth verifying now, and the longest; less than it where there is none."""
         if sequence.request.id not in self._spans:  # it begins with this step
-            rows = self._rows([sequence], arm)
-            self._take(self._depths.choose(rows, len(self._spans), True))
+            self._choose([sequence], arm, beginning=True)
         return self._spans[sequence.request.id]
 
     def required_marks(self, sequence: Running, arm: ProposerSettings) -> frozenset[str]:
