@@ -30,7 +30,7 @@ def crd_file() -> str:
 
 
 def chart_template() -> str:
-    """The CRD as a template of the chart, so that helm upgrades it, and keeps it on uninstall unless told."""
+    """The CRD as a template of the chart, so that helm upgrades it, and keeps it on uninstall."""
     document = custom_resource_definition()
     metadata = document.pop("metadata")
     body = _dump({"spec": document["spec"]})
@@ -42,7 +42,7 @@ def chart_template() -> str:
         + f"apiVersion: {document['apiVersion']}\nkind: {document['kind']}\n"
         + f"metadata:\n  name: {metadata['name']}\n"
         + '  labels:\n    {{- include "outrider.labels" . | nindent 4 }}\n'
-        + "  {{- if .Values.crds.keep }}\n  annotations:\n    helm.sh/resource-policy: keep\n  {{- end }}\n"
+        + "  annotations:\n    helm.sh/resource-policy: keep\n"
         + body
         + "{{- end }}\n"
     )

@@ -103,10 +103,6 @@ class TestGolden:
         assert crd["metadata"]["name"] == wanted["metadata"]["name"]
         assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
-    def test_the_definition_goes_with_the_release_only_when_told(self) -> None:
-        crd = one(template("--set=crds.keep=false"), "CustomResourceDefinition")
-        assert "annotations" not in crd["metadata"]
-
 
 class TestEveryObject:
     def test_labels_are_complete(self, case: tuple[str, str]) -> None:
@@ -286,7 +282,7 @@ class TestSchema:
             ("watchNamespaces={Team-A}", f"'/watchNamespaces/0': 'Team-A' {NAMESPACE}"),
             ("watchNamespaces={a,a}", "'/watchNamespaces': items at 0 and 1 are equal"),
             ("monitoring.namespaces={a/b}", f"'/monitoring/namespaces/0': 'a/b' {NAMESPACE}"),
-            ("crds.keep=perhaps", "'/crds/keep': got string, want boolean"),
+            ("crds.install=perhaps", "'/crds/install': got string, want boolean"),
             ("metrics.serviceMonitor.interval=soon", "'/metrics/serviceMonitor/interval': 'soon' does not"),
             (
                 r"podLabels.app\.kubernetes\.io/name=mine",
