@@ -350,7 +350,9 @@ class TestUninstall:
         model, other = Model(bare, models), Model(bare, models, "other")
         for each in (model, other):
             each.await_operated()
-        told = [line.split() for line in helm.notes().partition("To remove them too:")[2].splitlines() if line]
+        told = [
+            line.split() for line in helm.notes().partition("To remove them too:")[2].splitlines() if line
+        ]
         for tool, *words in told:
             (bare.kubectl if tool == "kubectl" else bare.helm)(*words)
         assert bare.get("crd", CRD) == {}
