@@ -19,6 +19,7 @@ from outrider_serving.flags import TEMPLATE_VARIABLE, make_parser
 from outrider_serving.models.errors import ModelError
 from outrider_serving.models.source import DirectorySource, HubSource, Source, check_source, parse_source
 from outrider_serving.settings import PodSettings, default_settings
+from outrider_serving.tenancy import Tenancy, TenancyError, tenancy
 
 logger = logging.getLogger(__name__)
 
@@ -94,12 +95,22 @@ def _options(chosen: argparse.Namespace) -> tuple[ServeOptions, PodSettings]:
         admin_port=chosen.admin_port,
         settings_file=chosen.settings,
         keys_directory=chosen.api_keys,
+        tenancy=_tenancy(chosen),
         chat_template=_chat_template(chosen.chat_template),
         step_timeout=chosen.step_timeout,
         drain_delay=chosen.drain_delay,
         grace_period=chosen.grace_period,
     )
     return options, _settings(chosen.settings)
+
+
+def _tenancy(chosen: argparse.Namespace) -> Tenancy:
+    try:
+        return tenancy(
+            chosen.tenant_mode, chosen.trusted_gateways, keys=chosen.api_keys is not None, host=chosen.host
+        )
+    except TenancyError as error:
+        raise StartError(str(error)) from error
 
 
 def _engine_options(chosen: argparse.Namespace) -> EngineOptions:

@@ -13,6 +13,7 @@ from outrider_serving import logs
 from outrider_serving.bench import arguments as bench
 from outrider_serving.engine import options as engine
 from outrider_serving.engine.process.child import DEFAULT_PATIENCE
+from outrider_serving.settings import TenantMode
 
 TEMPLATE_VARIABLE = "OUTRIDER_CHAT_TEMPLATE"
 """Environment variable that holds a chat template's text, empty for none; --chat-template comes first."""
@@ -63,6 +64,23 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"replaces the model's own; or its text in {TEMPLATE_VARIABLE}",
     )
     add("--api-keys", type=Path, metavar="DIR", help="one file a tenant, keys one a line; open without it")
+    add(
+        "--tenant-mode",
+        type=TenantMode,
+        choices=list(TenantMode),
+        metavar="MODE",
+        help="whose finished outputs may be proposed to a request: key (those of its key's tenant), single "
+        "(everybody's), header (those of the tenant that a trusted gateway names) or request (only its own "
+        "text); by default key with --api-keys, else single on loopback and request elsewhere",
+    )
+    add(
+        "--trusted-gateways",
+        default=[],
+        action="append",
+        type=_text,
+        metavar="NETWORK",
+        help="from where X-Outrider-Tenant is believed, as 10.1.0.0/16; may be given several times",
+    )
     _add_engine_options(serve)
     add("--drain-delay", default=5.0, type=_seconds, metavar="SECONDS", help="still accepting after SIGTERM")
     add(

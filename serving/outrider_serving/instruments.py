@@ -170,6 +170,38 @@ TABLE: tuple[Instrument, ...] = (
         ("workload", "sampling_class", "arm"),
     ),
     Instrument(
+        "outrider.suffix.proposals",
+        Kind.COUNTER,
+        "{proposal}",
+        "Proposals of the suffix proposer, one a request and step, by where they were found: in the request's "
+        "own text, or in its tenant's history.",
+        ("workload", "scope", "arm"),
+    ),
+    Instrument(
+        "outrider.suffix.accepted",
+        Kind.COUNTER,
+        "{token}",
+        "Tokens of these proposals that were kept.",
+        ("workload", "scope", "arm"),
+    ),
+    Instrument(
+        "outrider.suffix.compiled",
+        Kind.GAUGE,
+        "1",
+        "1 where compiled code looks earlier text up, 0 where plain Python does, some 30 times as slowly.",
+    ),
+    Instrument(
+        "outrider.history.tenants", Kind.GAUGE, "{tenant}", "Tenants whose finished outputs are remembered."
+    ),
+    Instrument("outrider.history.tokens", Kind.GAUGE, "{token}", "Tokens that are remembered of them."),
+    Instrument("outrider.history.size", Kind.GAUGE, "By", "Memory of their index."),
+    Instrument(
+        "outrider.history.evicted",
+        Kind.GAUGE,
+        "{token}",
+        "Tokens that had to make room for others since the engine's process started.",
+    ),
+    Instrument(
         "outrider.position.proposed",
         Kind.COUNTER,
         "{token}",

@@ -41,6 +41,7 @@ class Method(StrEnum):
 
     NONE = "none"
     NGRAM = "ngram"
+    SUFFIX = "suffix"
 
 
 class NgramSettings(Contract):
@@ -56,12 +57,64 @@ class NgramSettings(Contract):
         return self
 
 
+class Scope(StrEnum):
+    """Where the suffix proposer looks."""
+
+    REQUEST = "request"
+    HISTORY = "history"
+
+
+class SuffixSettings(Contract):
+    """Settings of the suffix proposer: look the longest known suffix of a text up in earlier text."""
+
+    scopes: tuple[Scope, ...] = Field(
+        default=(Scope.REQUEST, Scope.HISTORY),
+        min_length=1,
+        max_length=2,
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+        description="Where to look: request, the request's own prompt and output; history, the finished "
+        "outputs of its tenant. The better-scored continuation is proposed.",
+    )
+    max_match: int = Field(
+        default=32, ge=1, le=64, description="Longest suffix, in tokens, that is compared."
+    )
+    places: int = Field(
+        default=16, ge=1, le=64, description="Earlier places that are looked at in each scope, at most."
+    )
+    min_probability: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="A proposal ends before the share of the places that went on like it falls below this.",
+    )
+    width: int = Field(
+        default=1,
+        ge=1,
+        le=8,
+        description="A proposal has so many tokens for each of its depth: a chain with 1, a tree with more.",
+    )
+    history_tokens: int = Field(
+        default=1_000_000,
+        ge=4_096,
+        le=100_000_000,
+        description="Tokens of history that a pod keeps, of all tenants together; a million takes about 50 MiB. "
+        "Where they are too many, the oldest go of the tenant that has most.",
+    )
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if len(self.scopes) != len(set(self.scopes)):
+            raise ValueError("scopes must be distinct")
+        return self
+
+
 class Proposer(Contract):
     """What proposes tokens for the target to verify."""
 
     method: Method = Field(
         default=Method.NGRAM,
-        description="none decodes one token a step; ngram proposes what followed the same tokens earlier.",
+        description="none decodes one token a step; ngram proposes what followed the same tokens earlier in the "
+        "request; suffix what most often followed the longest known suffix, there or in its tenant's history.",
     )
     min_depth: int = Field(
         default=1, ge=1, le=MAX_DEPTH, description="A proposal shorter than this is not verified at all."
@@ -75,6 +128,12 @@ class Proposer(Contract):
     ngram: NgramSettings | None = Field(
         default=None,
         description="Settings of method ngram, whenever it proposes: also for a request that asks for it.",
+    )
+    suffix: SuffixSettings | None = Field(
+        default=None,
+        description="Settings of method suffix, whenever it proposes: also for a request that asks for it.",
+        # A pod of an earlier release refuses a file with a field that it does not know.
+        exclude_if=lambda settings: settings is None,
     )
 
     @model_validator(mode="after")
@@ -111,6 +170,15 @@ class Workload(Contract):
         if self.name == OTHER_WORKLOAD:
             raise ValueError(f"name {OTHER_WORKLOAD!r} is reserved for undeclared traffic")
         return self
+
+
+class TenantMode(StrEnum):
+    """Whose finished outputs may be proposed to a request."""
+
+    KEY = "key"
+    SINGLE = "single"
+    HEADER = "header"
+    REQUEST = "request"
 
 
 class RequestLimits(Contract):

@@ -103,6 +103,7 @@ class Telemetry:
         self._count_reused(step.rows)
         self._share_seconds(step, arm)
         self._count_tokens(step.rows, arm)
+        self._count_found(step.rows, arm)
         self._by_position("outrider.position.proposed", step.proposed_by_position, arm)
         self._by_position("outrider.position.accepted", step.accepted_by_position, arm)
 
@@ -141,6 +142,17 @@ class Telemetry:
             self._counters["outrider.tokens.committed"].add(sum(row.committed for row in group), kind)
             self._counters["outrider.tokens.proposed"].add(sum(row.proposed for row in group), kind)
             self._counters["outrider.tokens.accepted"].add(sum(row.accepted for row in group), kind)
+
+    def _count_found(self, rows: Iterable[RowRecord], arm: Mapping[str, str]) -> None:
+        """By where proposals were found: their number to that of verification steps is the hit rate."""
+        found: dict[tuple[str, str], list[RowRecord]] = {}
+        for row in rows:
+            if row.source:
+                found.setdefault((row.labels.workload, row.source), []).append(row)
+        for (workload, scope), group in found.items():
+            of = {"workload": workload, "scope": scope, **arm}
+            self._counters["outrider.suffix.proposals"].add(len(group), of)
+            self._counters["outrider.suffix.accepted"].add(sum(row.accepted for row in group), of)
 
     def _by_position(self, name: str, counts: Sequence[int], arm: Mapping[str, str]) -> None:
         for position, count in enumerate(counts, start=1):

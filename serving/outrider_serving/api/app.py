@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from outrider_serving import telemetry
 from outrider_serving.api.body import MAX_BODY_BYTES, read_json_object
-from outrider_serving.api.errors import SERVER_ERROR, ApiError
+from outrider_serving.api.errors import SERVER_ERROR, ApiError, invalid
 from outrider_serving.api.exchange import Exchange, log_rejection
 from outrider_serving.api.parse import parse_chat, parse_completion
 from outrider_serving.api.prepare import arrive, prepare
@@ -24,6 +24,7 @@ from outrider_serving.api.schema import Body
 from outrider_serving.api.state import Serving
 from outrider_serving.api.wire import ChatFormat, CompletionFormat, Frame, WireFormat
 from outrider_serving.settings import PodState
+from outrider_serving.tenancy import TENANT_HEADER, TenantNameError, UntrustedGatewayError, Whose
 
 WORKLOAD_HEADER = "x-outrider-workload"
 
@@ -127,7 +128,7 @@ def _openai_routes(serving: Serving, max_body_bytes: int) -> APIRouter:
 async def _answer(request: Request, serving: Serving, endpoint: _Endpoint, max_body_bytes: int) -> Response:
     """The exchange that answers a request; ApiError where it does not become an arrival."""
     received = time.monotonic()
-    tenant = authenticate(request, serving)
+    whose = identify(request, serving)
     body = endpoint.parse(await read_json_object(request, limit=max_body_bytes))
     _check_model(body.model, serving)
     arrival = arrive(
@@ -135,7 +136,7 @@ async def _answer(request: Request, serving: Serving, endpoint: _Endpoint, max_b
         serving.settings,
         request_id=f"{endpoint.id_prefix}-{uuid.uuid4().hex}",
         endpoint=endpoint.label,
-        tenant=tenant,
+        whose=whose,
         workload_header=request.headers.get(WORKLOAD_HEADER),
         received=received,
     )
@@ -171,6 +172,18 @@ def authenticate(request: Request, serving: Serving) -> str:
             headers={"WWW-Authenticate": "Bearer"},
         )
     return tenant
+
+
+def identify(request: Request, serving: Serving) -> Whose:
+    """Whose a request is; ApiError (400, 401, 403) where that cannot be said."""
+    tenant = authenticate(request, serving)
+    peer = request.client.host if request.client else None
+    try:
+        return serving.tenancy.whose(tenant, peer, request.headers.get(TENANT_HEADER))
+    except TenantNameError as error:
+        raise invalid(str(error), param=TENANT_HEADER, code="invalid_value") from error
+    except UntrustedGatewayError as error:
+        raise ApiError(403, str(error), param=TENANT_HEADER, code="untrusted_gateway") from error
 
 
 def _check_model(name: str, serving: Serving) -> None:

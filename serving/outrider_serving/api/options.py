@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider_serving.engine.options import EngineOptions
+from outrider_serving.tenancy import Tenancy
 
 
 class StartError(ValueError):
@@ -27,6 +28,7 @@ class ServeOptions:
     admin_port: int
     settings_file: Path | None
     keys_directory: Path | None
+    tenancy: Tenancy
     chat_template: str | None
     step_timeout: float
     drain_delay: float

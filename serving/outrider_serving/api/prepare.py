@@ -22,6 +22,7 @@ from outrider_serving.engine.types import (
     SpeculationOverride,
 )
 from outrider_serving.settings import Objective, PodSettings, RequestLimits
+from outrider_serving.tenancy import Whose
 
 MAX_WHOLE_LOGPROBS = 1_000_000
 """Most logprobs of an answer that is not streamed, in all its choices: they are held until it is written,
@@ -40,10 +41,15 @@ class Arrival:
     model: str
     stream: bool
     received: float
-    tenant: str
+    whose: Whose
     labels: Labels
     deadline: float | None = None
     objective: Objective | None = field(default=None)
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        return self.whose.tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ def arrive(
     *,
     request_id: str,
     endpoint: str,
-    tenant: str,
+    whose: Whose,
     workload_header: str | None,
     received: float,
 ) -> Arrival:
@@ -87,7 +93,7 @@ def arrive(
         model=body.model,
         stream=body.stream,
         received=received,
-        tenant=tenant,
+        whose=whose,
         labels=Labels(workload, endpoint, _sampling_class(body), settings.in_force, settings.generation),
         deadline=None if timeout is None else received + timeout,
         objective=settings.objective_of(workload),
@@ -267,6 +273,7 @@ def choices(
             params=replace(other, choice=choice) if choice else params,
             labels=arrival.labels,
             tenant=arrival.tenant,
+            history=arrival.whose.history,
             private=body.store is False,
             group=arrival.id,
             deadline=arrival.deadline,

@@ -71,6 +71,7 @@ class Process:
         serving = Serving(
             served_name=options.served_name,
             settings=self._settings,
+            tenancy=options.tenancy,
             address=options.host,
             port=port,
         )

@@ -21,10 +21,11 @@ from outrider_serving.api.text import TextEncoder
 from outrider_serving.engine.options import DEFAULT_MAX_RUNNING, DEFAULT_MAX_WAITING
 from outrider_serving.engine.process.child import Ending
 from outrider_serving.engine.process.client import LOADING
-from outrider_serving.engine.records import GraphCounts, PageCounts, StepRecord
+from outrider_serving.engine.records import GraphCounts, HistorySize, PageCounts, StepRecord
 from outrider_serving.engine.types import Delta, Request
 from outrider_serving.settings import ModelState, PodSettings, PodState
 from outrider_serving.telemetry import Telemetry
+from outrider_serving.tenancy import EVERYONE_APART, Tenancy
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,14 @@ class Engine(Protocol):
     def graphs(self) -> GraphCounts:
         """Passes of the target in graphs after the last step; none while there is no engine."""
 
+    @property
+    def suffix_compiled(self) -> bool:
+        """Whether the index of the suffix proposer is compiled code."""
+
+    @property
+    def history(self) -> HistorySize:
+        """What is remembered of what requests have written, after the last step."""
+
     def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
         """What the steps add to a completion; closing the generator cancels the request."""
 
@@ -102,15 +111,25 @@ class Serving:
         served_name: str,
         settings: PodSettings,
         keys: KeyRing | None = None,
+        tenancy: Tenancy = EVERYONE_APART,
         address: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
-        """`keys` is None where the API is open; `address` and `port` are where it listens."""
+        """Nothing is loaded.
+
+        Args:
+            served_name: of the model.
+            settings: in force.
+            keys: None where the API is open.
+            tenancy: how tenants are told apart.
+            address, port: where it listens.
+        """
         self.served_name = served_name
         self.settings = settings
         self.settings_error: str | None = None
         self.keys = keys
         self.keys_error: str | None = None
+        self.tenancy = tenancy
         self.draining = False
         self.expired = asyncio.Event()
         """Set at the end of the grace period: what still runs ends now, with an error."""
@@ -127,6 +146,11 @@ class Serving:
                 "outrider.pages.held": lambda: self._pages.held,
                 "outrider.pages.cached": lambda: self._pages.cached,
                 "outrider.target.compiled": lambda: bool(self._loaded and self._loaded.engine.kernels),
+                "outrider.suffix.compiled": lambda: bool(self._loaded and self._loaded.engine.suffix_compiled),
+                "outrider.history.tenants": lambda: self._history.tenants,
+                "outrider.history.tokens": lambda: self._history.tokens,
+                "outrider.history.size": lambda: self._history.bytes,
+                "outrider.history.evicted": lambda: self._history.evicted,
                 "outrider.target.graphs.captured": lambda: self._graphs.captured,
                 "outrider.target.graphs.fallbacks": lambda: self._graphs.fallbacks,
             },
@@ -160,6 +184,10 @@ class Serving:
     @property
     def _graphs(self) -> GraphCounts:
         return self._loaded.engine.graphs if self._loaded else GraphCounts()
+
+    @property
+    def _history(self) -> HistorySize:
+        return self._loaded.engine.history if self._loaded else HistorySize()
 
     @property
     def pod_state(self) -> PodState:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from outrider_serving.depth import DepthRule, MeasuredDepth
 from outrider_serving.engine.active import Active
 from outrider_serving.engine.grammars import Grammars
-from outrider_serving.engine.records import GraphCounts, PageCounts, StepOutput
+from outrider_serving.engine.records import GraphCounts, HistorySize, PageCounts, StepOutput
 from outrider_serving.engine.residence import Build, Grant
 from outrider_serving.engine.schedule.scheduler import EngineLimits, Scheduler
 from outrider_serving.engine.schedule.sequence import end_tokens
@@ -33,6 +33,8 @@ from outrider_serving.sampling.law import TokenLaw
 from outrider_serving.sampling.matcher import Matcher
 from outrider_serving.sampling.randomness import GeneratorRandomness, Randomness
 from outrider_serving.settings import OTHER_WORKLOAD, PodSettings
+from outrider_serving.suffix.history import History
+from outrider_serving.suffix.indexes import best_indexes
 
 Draws = Callable[[Request], tuple[Randomness, Randomness]]
 """Makes a request's two sources: what verification draws from, and what proposals are drawn from."""
@@ -52,7 +54,7 @@ class EngineCore:
         limits: EngineLimits,
         *,
         proposer_bytes: int = 0,
-        build: Build = build_proposer,
+        build: Build | None = None,
         draws: Draws = lambda _: (GeneratorRandomness(), GeneratorRandomness()),
         depths: DepthRule | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -64,7 +66,8 @@ class EngineCore:
             settings: those in force until `set_settings`.
             limits: pages, and what takes part in a step.
             proposer_bytes: reserve of memory for proposers.
-            build: makes a proposer from its settings; None from the method that proposes nothing.
+            build: makes a proposer from its settings, None from the method that proposes nothing; by default
+                those of the registry.
             draws: see `Draws`.
             depths: how deep to propose; by default what is measured decides.
             clock: what deadlines are measured by, in seconds.
@@ -75,13 +78,14 @@ class EngineCore:
         self._active: dict[str, Active] = {}
         self._grammars = Grammars(loaded, limits.max_waiting)
         self._clock = clock
+        self._history = History(best_indexes())
         model, slots = loaded.model, limits.pages * limits.page_size
         self._scheduler = Scheduler(limits)
         self._reserve = Reserve(proposer_bytes)
         self._speculation = Speculation(
             Grant(model, loaded.vocab_size, self._scheduler.pool, self._reserve),
             vocab_size=loaded.vocab_size,
-            build=build,
+            build=build or partial(build_proposer, history=self._history),
             depths=depths or MeasuredDepth(),
             clock=clock,
         )
@@ -121,6 +125,16 @@ class EngineCore:
         """Passes of the target in graphs now."""
         cuda = self._cuda
         return GraphCounts() if cuda is None else GraphCounts(cuda.captured, cuda.fallbacks)
+
+    @property
+    def history(self) -> HistorySize:
+        """How much of what requests have written is remembered."""
+        return self._history.size
+
+    @property
+    def suffix_compiled(self) -> bool:
+        """Whether the index of the suffix proposer is compiled code."""
+        return self._history.indexes.compiled
 
     @property
     def settings(self) -> PodSettings:
@@ -185,7 +199,7 @@ class EngineCore:
             *(request_id for request_id, _ in output.failures),
             *output.cancelled,
         ]:
-            self._active.pop(request_id, None)
+            self._learn(self._active.pop(request_id, None))
         return replace(output, failures=(*refused, *output.failures))
 
     def tend(self) -> None:
@@ -194,6 +208,15 @@ class EngineCore:
         Every step does so as well: this is for the time in which there is none.
         """
         self._stepper.prepare(self._settings, self._active)
+
+    def learn(self, tenant: str, outputs: Iterable[Sequence[int]]) -> None:
+        """Remember what requests of a tenant have written elsewhere; it may be proposed from now on."""
+        for output in outputs:
+            self._history.learn(tenant, output, _now())
+
+    def purge(self, tenant: str) -> None:
+        """Forget what requests of a tenant have written."""
+        self._history.purge(tenant)
 
     def close(self) -> None:
         """Give everything back."""
@@ -220,6 +243,14 @@ class EngineCore:
         while self.busy:
             for _, error in self.step().failures:
                 raise error
+
+    def _learn(self, ended: Active | None) -> None:
+        """Remember what a request has written, if it may be."""
+        if ended is None:
+            return
+        sequence, request = ended.sequence, ended.sequence.request
+        if request.history is not None and not request.private:
+            self._history.learn(request.history, sequence.tokens[len(request.prompt) :], _now())
 
     def _check(self, request: Request) -> None:
         prompt, limit = request.prompt, self._loaded.context_length
@@ -262,3 +293,8 @@ class EngineCore:
                 except EngineError as error:
                     refused.append((request.id, error))
         return refused
+
+
+def _now() -> int:
+    """Seconds since the epoch: texts may be older than this process."""
+    return int(time.time())

@@ -25,6 +25,7 @@ class RowRecord:
             or begins anew; 0 in all others.
         finished: the request ended with this step, whether completed or failed.
         failed: the target pass or verification raised, which failed the request.
+        source: where its proposal was found, if its proposer looks in several places.
     """
 
     request_id: str
@@ -38,6 +39,7 @@ class RowRecord:
     reused: int = 0
     finished: bool = False
     failed: bool = False
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,23 @@ class GraphCounts:
 
     captured: int = 0
     fallbacks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HistorySize:
+    """What is remembered of what requests have written.
+
+    Attributes:
+        tenants: that have one.
+        tokens, bytes: of all of them.
+        evicted: tokens that had to go for others so far, with those that were taken back because they were
+            used.
+    """
+
+    tenants: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    evicted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,10 +148,9 @@ class Residence:
 
     def beginning(self, sequence: Running) -> Began:
         """The event of a request that begins, with what is known of its pages."""
-        reused = sequence.computed
-        missing = 0 if self.marks and self.marks <= sequence.hit_marks else reused
+        missing = 0 if self.marks and self.marks <= sequence.hit_marks else sequence.computed
         self._missing[sequence.request.id] = missing
-        return Began(sequence.request.id, tuple(sequence.tokens), missing, reused)
+        return _began(sequence, missing)
 
     def observe(self, events: Sequence[Event]) -> None:
         """Tell the proposer."""
@@ -213,9 +212,7 @@ class Residence:
         self.proposer, self.needs, self.trouble = proposer, needs, None
         for sequence in running:
             self._missing[sequence.request.id] = sequence.computed
-        self.observe(
-            [Began(s.request.id, tuple(s.tokens), missing=s.computed, reused=s.computed) for s in running]
-        )
+        self.observe([_began(sequence, sequence.computed) for sequence in running])
 
     def _abandon(self, proposer: Proposer, loading: Future[None], mark: str) -> None:
         """The end of a load that nobody waits for any more, in the thread that loads."""
@@ -230,6 +227,11 @@ class Residence:
                 proposer.close()
         finally:
             self._grant.give_back(mark)
+
+
+def _began(sequence: Running, missing: int) -> Began:
+    request = sequence.request
+    return Began(request.id, tuple(sequence.tokens), missing, sequence.computed, request.history)
 
 
 def _read(proposer: Proposer) -> tuple[Needs, int]:

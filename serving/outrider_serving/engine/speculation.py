@@ -15,7 +15,6 @@ from outrider_serving.engine.schedule.sequence import Sequence as Running
 from outrider_serving.engine.target.memory import ProposerMemoryError
 from outrider_serving.engine.types import Request
 from outrider_serving.proposers.base import Advanced, Event, Preempted, Row
-from outrider_serving.proposers.registry import build_proposer
 from outrider_serving.sampling.fault import proposal_fault
 from outrider_serving.sampling.law import TokenLaw
 from outrider_serving.sampling.noise import NoiseKey
@@ -66,7 +65,7 @@ class Speculation:
         grant: Grant,
         *,
         vocab_size: int,
-        build: Build = build_proposer,
+        build: Build,
         depths: DepthRule,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

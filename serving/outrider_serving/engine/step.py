@@ -305,6 +305,7 @@ def _record(turn: Turn) -> RowRecord:
         reused=turn.found,
         finished=turn.ended,
         failed=turn.error is not None,
+        source=turn.proposal.source,
     )
 
 

@@ -105,6 +105,8 @@ class Request:
     Attributes:
         id: unique among the requests in the engine.
         tenant: shares of the engine are equal between tenants; keys and values are never shared between them.
+        history: whose finished outputs may be proposed to it, and whose its own output becomes unless it is
+            private; None where it has its own text only.
         private: nothing of it may outlive it, so its keys and values are shared within its group only.
         group: id of the call that it is a choice of; choices share the reading of their prompt.
         deadline: when it is to end with DeadlineError if it has not ended; None for never.
@@ -116,6 +118,7 @@ class Request:
     params: SamplingParams
     labels: Labels
     tenant: str = ""
+    history: str | None = None
     private: bool = False
     group: str = ""
     deadline: float | None = None

@@ -11,7 +11,7 @@ import torch
 
 from outrider_serving.native import structs
 from outrider_serving.native.build import Variant, variants
-from outrider_serving.native.structs import Batch, ClockRow, LawRow, Model
+from outrider_serving.native.structs import Batch, ClockRow, LawRow, Model, SuffixLook
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,7 @@ class Library:
 
     Attributes:
         name: which kind of CPU it was compiled for.
+        suffix: the functions of suffix.cpp.
     """
 
     def __init__(self, variant: Variant) -> None:
@@ -57,6 +58,7 @@ class Library:
             ctypes.c_int,
         ]
         functions.outrider_coupled.restype = None
+        self.suffix = suffix_functions(variant)
 
     def decoder(self, model: Model) -> int:
         """A decoder of the model, which must outlive it, until `close`."""
@@ -102,6 +104,29 @@ class Library:
     def coupled(self, rows: ctypes.Array[ClockRow], vocabulary: int, threads: int) -> None:
         """The token of each row, without the interpreter's lock."""
         self._functions.outrider_coupled(rows, len(rows), vocabulary, threads)
+
+
+def suffix_functions(variant: Variant) -> ctypes.PyDLL:
+    """Those of the index of earlier text. They take microseconds, in which the interpreter's lock is kept:
+    to get it back from a busy thread may take a thousand times longer.
+    """
+    functions = ctypes.PyDLL(str(variant.path))
+    handle, whole, pointer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p
+    look, numbers = ctypes.POINTER(SuffixLook), ctypes.POINTER(ctypes.c_int64)
+    for name, result, arguments in (
+        ("outrider_suffix", handle, (whole, whole)),
+        ("outrider_suffix_close", None, (handle,)),
+        ("outrider_suffix_extend", ctypes.c_int, (handle, pointer, whole, whole)),
+        ("outrider_suffix_end", None, (handle,)),
+        ("outrider_suffix_erase", whole, (handle, whole)),
+        ("outrider_suffix_size", None, (handle, numbers, numbers)),
+        ("outrider_suffix_oldest", ctypes.c_int, (handle, numbers, numbers)),
+        ("outrider_suffix_drop", whole, (handle, pointer, pointer)),
+        ("outrider_suffix_look_up", whole, (handle, pointer, whole, look)),
+    ):
+        function = getattr(functions, name)
+        function.restype, function.argtypes = result, arguments
+    return functions
 
 
 def usable() -> tuple[Variant, ...]:

@@ -133,3 +133,19 @@ class ClockRow(Structure):
     """A row of probabilities, a stream of noise, and the token that it chooses."""
 
     _fields_ = (("probs", c_void_p), ("start", c_uint64), ("gamma", c_uint64), ("token", c_int64))
+
+
+class SuffixLook(Structure):
+    """How to look up, and where what is found goes: `tokens` and `parents` [nodes]."""
+
+    _fields_ = (
+        ("max_match", c_int64),
+        ("places", c_int64),
+        ("least", c_double),
+        ("depth", c_int64),
+        ("nodes", c_int64),
+        ("tokens", c_void_p),
+        ("parents", c_void_p),
+        ("score", c_double),
+        ("scope", c_int64),
+    )

@@ -67,12 +67,14 @@ class Began:
             is asked for a proposal only then.
         reused: how many leading tokens will have no row in `Advanced`, because their keys and values, also
             those of the proposer's own layers but for the `missing` ones, lie in pages already.
+        history: as in `engine.types.Request`.
     """
 
     request_id: str
     tokens: tuple[int, ...]
     missing: int = 0
     reused: int = 0
+    history: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,13 @@ class Proposal:
         tokens: token of each node; a node comes after its parent.
         parents: index of each node's parent, ROOT for those that follow the text.
         q: see above; empty means that all are chosen.
+        source: where it was found, for counts only; a proposer that looks in one place needs no name for it.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     q: tuple[Distribution | None, ...] = field(default=())
+    source: str = ""
 
     @staticmethod
     def chain(tokens: Sequence[int], q: Sequence[Distribution | None] = ()) -> Proposal:
@@ -81,6 +83,7 @@ class Proposal:
             tuple(self.tokens[node] for node in kept),
             tuple(place[self.parents[node]] for node in kept),
             tuple(self.q[node] for node in kept) if self.q else (),
+            self.source,
         )
 
     @property

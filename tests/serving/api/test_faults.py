@@ -16,7 +16,7 @@ from outrider_serving.api.errors import ApiError
 from outrider_serving.api.state import ServedModel, Serving
 from outrider_serving.api.text import TextEncoder
 from outrider_serving.engine.process.child import Ending, Reason
-from outrider_serving.engine.records import GraphCounts, PageCounts
+from outrider_serving.engine.records import GraphCounts, HistorySize, PageCounts
 from outrider_serving.engine.types import (
     DeadlineError,
     Delta,
@@ -56,6 +56,8 @@ class ScriptedEngine:
     pages = PageCounts()
     graphs = GraphCounts()
     kernels = ""
+    history = HistorySize()
+    suffix_compiled = True
 
     def __init__(self, *script: Delta | Exception) -> None:
         self.script = script
@@ -198,6 +200,12 @@ async def test_an_engine_that_is_restarted(make: Make) -> None:
     engine.graphs = GraphCounts(15, 2)
     graphs = [gauge(serving, f"outrider_target_graphs_{name}") for name in ("captured", "fallbacks")]
     assert graphs == [15, 2]
+    engine.history = HistorySize(3, 1000, 64_000, 7)
+    sizes = [
+        gauge(serving, f"outrider_history_{name}") for name in ("tenants", "tokens", "size_bytes", "evicted")
+    ]
+    assert sizes == [3, 1000, 64_000, 7]
+    assert gauge(serving, "outrider_suffix_compiled") == 1
     engine.unready = "the engine's process was ended by signal 9, and is being restarted"
     serving.record_ending(Ending(Reason.DIED, "was ended by signal 9"))
     assert (await health(serving)) == {

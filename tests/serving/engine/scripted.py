@@ -12,13 +12,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
 
 from outrider_serving.engine.options import EngineOptions
 from outrider_serving.engine.process.protocol import ModelInfo
-from outrider_serving.engine.records import GraphCounts, PageCounts, RowRecord, StepRecord
+from outrider_serving.engine.records import GraphCounts, HistorySize, PageCounts, RowRecord, StepRecord
 from outrider_serving.engine.types import (
     DeadlineError,
     Delta,
@@ -66,6 +66,7 @@ class ScriptedCore:
         self.left: dict[str, int] = {}
         self.requests: dict[str, Request] = {}
         self.cancels = 0
+        self.learned: dict[str, list[int]] = {}
         self.tended = settings
         self.proposer_trouble: str | None = None
 
@@ -88,6 +89,17 @@ class ScriptedCore:
     @property
     def graphs(self) -> GraphCounts:
         return GraphCounts(10 + len(self.requests), 2)
+
+    @property
+    def history(self) -> HistorySize:
+        return HistorySize(len(self.learned), sum(map(len, self.learned.values())))
+
+    def learn(self, tenant: str, outputs: Iterable[Sequence[int]]) -> None:
+        for output in outputs:
+            self.learned.setdefault(tenant, []).extend(output)
+
+    def purge(self, tenant: str) -> None:
+        self.learned.pop(tenant, None)
 
     def set_settings(self, settings: PodSettings) -> None:
         self.settings = settings

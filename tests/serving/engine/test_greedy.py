@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from outrider_serving.engine.types import SpeculationOverride
 from outrider_serving.models.loading import LoadedModel
 from outrider_serving.settings import Method, NgramSettings, Proposer
+from outrider_serving.suffix.indexes import twin_indexes
 from serving.engine import proposers
+from serving.engine.suffixes import warm_suffix
 from serving.engine.support import (
     NEAR_TIE,
     NGRAM,
@@ -54,6 +57,10 @@ PROPOSERS: dict[str, Make] = {
     "slow": proposers.Slow,
     "hidden states": lambda known: proposers.HiddenReader(known, (1, 3)),
     "own pages": proposers.OwnPages,
+    "suffix": warm_suffix,
+    "suffix, trees": partial(warm_suffix, width=3),
+    "suffix, in plain Python": partial(warm_suffix, width=2, indexes=twin_indexes),
+    "suffix, of other text": lambda known: warm_suffix([text[::-1] for text in known]),
 }
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -91,7 +98,7 @@ def test_whoever_proposes(tiny: LoadedModel, expected: Texts, name: str, shape: 
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_nobody_or_ngram(tiny: LoadedModel, expected: Texts, shape: str) -> None:
+def test_each_method(tiny: LoadedModel, expected: Texts, shape: str) -> None:
     for method in Method:
         assert outputs(bench(tiny, Proposer(method=method), **SHAPES[shape])) == expected
 

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,25 @@ class Engine(EngineClient):
             on_end=self.endings.append,
             **how,
         )
+
+
+class Told:
+    """A listener to what requests write."""
+
+    def __init__(self) -> None:
+        self.histories: dict[str, str] = {}
+        self.ended_with: dict[str, list[int]] = {}
+        self._written: dict[str, list[int]] = {}
+
+    def began(self, request_id: str, history: str) -> None:
+        self.histories[request_id] = history
+
+    def wrote(self, request_id: str, tokens: Sequence[int]) -> None:
+        assert request_id not in self.ended_with
+        self._written.setdefault(request_id, []).extend(tokens)
+
+    def ended(self, request_id: str) -> None:
+        self.ended_with[request_id] = self._written.pop(request_id, [])
 
 
 def generation(number: int) -> PodSettings:
@@ -234,6 +255,33 @@ class TestRequests:
             await collect(engine, request("b", Act.EXPIRE))
         assert (engine.pages, engine.graphs) == (PageCounts(100, 0, 1), GraphCounts(10, 2))
 
+    async def test_what_was_written_elsewhere_is_learned_and_purged(self, make: Make) -> None:
+        engine = await make()
+        await engine.learn("a", [array("i", range(5000)), array("i", [1, 2, 3])])
+        await engine.learn("b", [array("i", [7] * 10)])
+        await collect(engine, request("r", max_tokens=1))
+        assert (engine.history.tenants, engine.history.tokens) == (2, 5013)
+        engine.purge("a")
+        await collect(engine, request("s", max_tokens=1))
+        assert (engine.history.tenants, engine.history.tokens) == (1, 10)
+
+    async def test_what_requests_write_is_told_if_it_may_be_remembered(self, make: Make) -> None:
+        told = Told()
+        engine = await make(outputs=told)
+        history = {"tenant": "a", "history": "h"}
+        whole = await collect(engine, replace(request("whole"), **history))
+        await collect(engine, request("without"))
+        await collect(engine, replace(request("private"), private=True, **history))
+        with pytest.raises(EngineError):
+            await collect(engine, replace(request("failed", Act.EXPIRE), **history))
+        deltas = engine.generate(replace(request("left", max_tokens=ENDLESS), **history))
+        first = await anext(deltas)
+        await deltas.aclose()
+        assert set(told.ended_with) == {"whole", "without", "private", "failed", "left"}
+        assert told.histories == {"whole": "h", "failed": "h", "left": "h"}
+        assert told.ended_with["whole"] == [token for delta in whole for token in delta.tokens]
+        assert told.ended_with["left"][:1] == list(first.tokens)[:1]
+
     async def test_a_listener_that_raises_harms_no_request(self, make: Make) -> None:
         engine = await make()
         engine._on_step = lambda _: 1 / 0
@@ -278,6 +326,8 @@ class TestDeath:
         assert "signal 9" in str(engine.unready)
         assert (engine.running, engine.waiting, engine.failure) == (0, 0, None)
         assert (engine.pages, engine.graphs) == (PageCounts(), GraphCounts())
+        assert engine.history.tokens == 0
+        await engine.learn("a", [array("i", [1])])  # there is nobody to tell
         with pytest.raises(EngineClosedError, match="signal 9"):
             await collect(engine, request("refused"))
         await until(lambda: engine.unready is None)

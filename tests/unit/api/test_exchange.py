@@ -15,7 +15,7 @@ from outrider_serving.api.app import create_app
 from outrider_serving.api.records import Outcome, RequestRecord, Verdict
 from outrider_serving.api.state import ServedModel, Serving
 from outrider_serving.api.text import TextEncoder
-from outrider_serving.engine.records import GraphCounts, PageCounts
+from outrider_serving.engine.records import GraphCounts, HistorySize, PageCounts
 from outrider_serving.engine.types import (
     DeadlineError,
     Delta,
@@ -43,6 +43,8 @@ class Engine:
     pages = PageCounts()
     graphs = GraphCounts()
     kernels = ""
+    history = HistorySize()
+    suffix_compiled = True
 
     def __init__(self, text: str, *, pause: float = 0.0, end: Exception | None = None) -> None:
         self.text, self.pause, self.end = text, pause, end

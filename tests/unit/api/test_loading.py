@@ -13,6 +13,7 @@ from outrider_serving.api.state import ServedModel
 from outrider_serving.engine.options import EngineOptions
 from outrider_serving.engine.process.client import EngineClient
 from outrider_serving.engine.process.protocol import ModelInfo
+from outrider_serving.tenancy import EVERYONE_APART
 from serving.tiny import make_tokenizer
 
 
@@ -42,6 +43,7 @@ async def loaded(tokenizer: Any) -> ServedModel:
         admin_port=0,
         settings_file=None,
         keys_directory=None,
+        tenancy=EVERYONE_APART,
         chat_template=None,
         step_timeout=60,
         drain_delay=0,

@@ -234,7 +234,7 @@ REFUSED_EVERYWHERE: list[tuple[str, Any, str]] = [
     ("stream", 1, "boolean"),
     ("stream_options", {"include_usage": True}, "stream: true"),
     ("speculation", 3, "object"),
-    ("speculation.proposer", "eagle", "'none' or 'ngram'"),
+    ("speculation.proposer", "eagle", "'none', 'ngram' or 'suffix'"),
     ("speculation.max_depth", 0, "greater than or equal to 1"),
     ("speculation.max_depth", 65, "less than or equal to 64"),
     ("speculation.depth", 3, "max_depth, positions, proposer"),

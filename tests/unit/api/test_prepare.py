@@ -28,6 +28,7 @@ from outrider_serving.settings import (
     Workload,
     default_settings,
 )
+from outrider_serving.tenancy import Whose
 from serving.tiny import CHAT_TEMPLATE
 from unit.api.vocabularies import BYTES
 
@@ -76,7 +77,7 @@ def arrival(
         settings,
         request_id="id",
         endpoint=endpoint,
-        tenant="red",
+        whose=Whose("red", "reds"),
         workload_header=header,
         received=1.0,
     )
@@ -209,6 +210,7 @@ async def test_everything_reaches_the_engine(model: ServedModel) -> None:
         params=made.params,
         labels=Labels("other", "completions", SamplingClass.SAMPLED, "stable", 7),
         tenant="red",
+        history="reds",
         private=True,
         group="id",
         deadline=3.0,
@@ -430,7 +432,7 @@ async def test_more_choices_than_the_engine_ever_takes_at_once_are_refused(
     """By `share_of`: a tenant leaves others as many places as it has; and forms wait where nothing runs."""
     small = cast("ServedModel", SimpleNamespace(**vars(model) | {"max_running": 4, "max_waiting": 2}))
     body, larger = completion(n=most, **form), completion(n=most + 1, **form)
-    theirs = replace(arrival(body), tenant=tenant)
+    theirs = replace(arrival(body), whose=Whose(tenant, None))
     assert len((await prepare(body, theirs, small)).requests) == most
     with pytest.raises(ApiError, match=f"n: {most + 1} was given.* has {most} for one request") as refused:
         await prepare(larger, theirs, small)

@@ -54,6 +54,22 @@ def request(outcome: Outcome = Outcome.COMPLETED, ttft: float | None = 0.05) -> 
     )
 
 
+def test_proposals_are_counted_by_where_they_were_found(telemetry: Telemetry) -> None:
+    rows = (
+        RowRecord("a", LABELS, 5, 10, proposed=4, depth=4, accepted=3, committed=4, source="history"),
+        RowRecord("b", LABELS, 3, 10, proposed=2, depth=2, accepted=0, committed=1, source="request"),
+        RowRecord("c", LABELS, 3, 10, proposed=2, depth=2, accepted=2, committed=3, source="history"),
+        RowRecord("d", LABELS, 1, 10, proposed=0, depth=0, accepted=0, committed=1),
+    )
+    telemetry.record_step(StepRecord("stable", 3, 0.0, rows, 0, 0.1, 0.1, 0.1, 0.1))
+    found = [
+        (value(telemetry, f"outrider_suffix_{what}_total", workload="agents", scope=scope))
+        for scope in ("history", "request")
+        for what in ("proposals", "accepted")
+    ]
+    assert found == [2, 5, 1, 0]
+
+
 def test_names_are_unique_and_described() -> None:
     assert len({line.name for line in TABLE}) == len(TABLE)
     assert all(line.description.endswith(".") for line in TABLE)
@@ -199,7 +215,7 @@ def test_gauges_are_read_when_asked(telemetry: Telemetry) -> None:
 def test_recorded_labels_are_those_of_the_table(telemetry: Telemetry) -> None:
     telemetry.record_request(request(Outcome.REFUSED, ttft=0.2))
     telemetry.record_restart(Reason.DIED)
-    row = RowRecord("a", LABELS, tokens=5, context=9, proposed=4, depth=4, accepted=2, committed=3, reused=1)
+    row = RowRecord("a", LABELS, 5, 9, 4, depth=4, accepted=2, committed=3, reused=1, source="request")
     telemetry.record_step(
         StepRecord("stable", 3, 0.0, (row,), 0, 0.1, 0.1, 0.1, 0.1, proposer_failures=1, preemptions=1)
     )
@@ -208,5 +224,5 @@ def test_recorded_labels_are_those_of_the_table(telemetry: Telemetry) -> None:
         for sample in family.samples:
             seen.setdefault(family.name, set()).update(sample.labels.keys() - {"le"})
     for line in TABLE:
-        name = line.name.replace(".", "_") + ("_seconds" if line.unit == "s" else "")
+        name = line.name.replace(".", "_") + {"s": "_seconds", "By": "_bytes"}.get(line.unit, "")
         assert seen[name] <= {label.replace(".", "_") for label in line.labels}

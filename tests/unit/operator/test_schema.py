@@ -72,9 +72,11 @@ def test_lists_say_how_they_merge() -> None:
     lists = {path: node for path, node in ALL if node.get("type") == "array"}
     for path, node in lists.items():
         keys = node.get("x-kubernetes-list-map-keys")
-        assert node["x-kubernetes-list-type"] == ("map" if keys else "atomic"), path
+        kinds = {"map"} if keys else {"atomic", "set"}
+        assert node["x-kubernetes-list-type"] in kinds, path
         for key in keys or ():
             assert key in node["items"]["required"], path
+    assert lists[".spec.proposer.suffix.scopes"]["x-kubernetes-list-type"] == "set"
     assert lists[".spec.workloads"]["x-kubernetes-list-map-keys"] == ["name"]
     assert lists[".status.conditions"]["x-kubernetes-list-map-keys"] == ["type"]
 

@@ -79,7 +79,7 @@ def test_a_workload_without_an_objective_takes_the_default() -> None:
             {"arms": {"stable": {"proposer": {"ngram": {"minMatch": 5, "maxMatch": 4}}}}},
             "minMatch (5) must not exceed maxMatch (4)",
         ),
-        ({"arms": {"stable": {"proposer": {"method": "magic"}}}}, "'none' or 'ngram'"),
+        ({"arms": {"stable": {"proposer": {"method": "magic"}}}}, "'none', 'ngram' or 'suffix'"),
         ({"arms": {"stable": {"proposer": {"maxDepth": 65}}}}, "less than or equal to 64"),
         ({"requests": {"timeoutSeconds": 0}}, "greater than 0"),
         ({"requests": {"timeout": 1}}, "Extra inputs are not permitted"),

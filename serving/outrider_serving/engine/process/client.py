@@ -16,7 +16,8 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from array import array
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TypeVar
 
 from outrider_serving import logs
@@ -25,6 +26,7 @@ from outrider_serving.engine.process.child import DEFAULT_PATIENCE, Child, Endin
 from outrider_serving.engine.process.protocol import (
     Cancel,
     ModelInfo,
+    Purge,
     Ready,
     Refused,
     SetSettings,
@@ -33,7 +35,8 @@ from outrider_serving.engine.process.protocol import (
     Submit,
     ToApi,
 )
-from outrider_serving.engine.records import GraphCounts, PageCounts, StepRecord
+from outrider_serving.engine.process.written import OutputListener, lessons
+from outrider_serving.engine.records import GraphCounts, HistorySize, PageCounts, StepRecord
 from outrider_serving.engine.types import Delta, EngineClosedError, EngineError, Request
 from outrider_serving.models.errors import ModelError
 from outrider_serving.settings import PodSettings
@@ -59,7 +62,6 @@ Stream = asyncio.Queue[Delta | Exception]
 
 Told = TypeVar("Told")
 
-
 class EngineClient:
     """An engine in a process of its own. Belongs to the event loop; its figures may be read by any thread."""
 
@@ -72,6 +74,8 @@ class EngineClient:
         patience: Patience = DEFAULT_PATIENCE,
         on_step: Callable[[StepRecord], None] = lambda _: None,
         on_end: Callable[[Ending], None] = lambda _: None,
+        on_ready: Callable[[], None] = lambda: None,
+        outputs: OutputListener | None = None,
     ) -> None:
         """An engine that does nothing before `start`.
 
@@ -82,6 +86,8 @@ class EngineClient:
             patience: with a process that does not move.
             on_step: gets the record of every step.
             on_end: is told of every process that has ended and is to be replaced.
+            on_ready: is told of every process that is ready: it knows nothing of what requests have written.
+            outputs: is told what requests write that may be remembered.
         """
         self._options = options
         self._settings = settings
@@ -89,6 +95,8 @@ class EngineClient:
         self._patience = patience
         self._on_step = on_step
         self._on_end = on_end
+        self._on_ready = on_ready
+        self._outputs = outputs
         self._streams: dict[str, Stream] = {}
         self._child: Child | None = None
         self._model: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
@@ -98,12 +106,15 @@ class EngineClient:
         self._running = 0
         self._pages = PageCounts()
         self._graphs = GraphCounts()
+        self._history = HistorySize()
         self._lost = False
         self._proposer_trouble: str | None = None
         self.unready: str | None = LOADING
         """Why requests are refused now, None while they are not."""
         self.kernels = ""
         """The compiled code that runs the target; empty where transformers' own modules do."""
+        self.suffix_compiled = False
+        """Whether the index of the suffix proposer is compiled code."""
 
     @property
     def running(self) -> int:
@@ -129,6 +140,11 @@ class EngineClient:
     def pid(self) -> int | None:
         """Of the engine's process, None while there is none."""
         return self._child.pid if self._child else None
+
+    @property
+    def history(self) -> HistorySize:
+        """What is remembered of what requests have written, after the last step."""
+        return self._history
 
     @property
     def proposer_trouble(self) -> str | None:
@@ -166,6 +182,25 @@ class EngineClient:
         if self._child is not None:
             self._child.send(SetSettings(settings))
 
+    async def learn(self, tenant: str, outputs: Sequence[array[int]]) -> None:
+        """Tell the engine what requests of a tenant have written elsewhere.
+
+        While requests run, as slowly as `written.lessons` says.
+
+        Args:
+            tenant: whose it is.
+            outputs: token ids, each an array of type "i".
+        """
+        for lesson, seconds in lessons(tenant, outputs):
+            if self._child is not None:
+                self._child.send(lesson)
+            await asyncio.sleep(seconds if self.running else 0)
+
+    def purge(self, tenant: str) -> None:
+        """Let the engine forget what requests of a tenant have written."""
+        if self._child is not None:
+            self._child.send(Purge(tenant))
+
     async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Generate a completion; nothing happens before the first delta is asked for.
 
@@ -199,6 +234,8 @@ class EngineClient:
         if request.id in self._streams:
             raise ValueError(f"the request id {request.id!r} is in use")
         stream = self._streams[request.id] = Stream()
+        if self._outputs is not None and request.history is not None and not request.private:
+            self._outputs.began(request.id, request.history)
         self._child.send(Submit(request))
         return stream
 
@@ -235,9 +272,9 @@ class EngineClient:
 
     def _hear(self, message: ToApi) -> None:
         match message:
-            case Stepped(record, deltas, failures, running, pages, trouble, graphs):
+            case Stepped(record, deltas, failures, running, pages, trouble, graphs, history):
                 self._running, self._pages, self._proposer_trouble = running, pages, trouble
-                self._graphs = graphs
+                self._graphs, self._history = graphs, history
                 for delta in deltas:
                     self._hand_over(delta.request_id, delta, last=delta.finish_reason is not None)
                 for request_id, error in failures:
@@ -253,16 +290,24 @@ class EngineClient:
         stream = self._streams.get(request_id)
         if stream is None:  # its reader has gone
             return
+        if self._outputs is not None and isinstance(item, Delta):
+            self._outputs.wrote(request_id, item.tokens)
         if not last and stream.qsize() >= MAX_UNREAD:
             self._cancel(request_id)
             stream.put_nowait(EngineError(f"its reader is too slow: {MAX_UNREAD} deltas of it were not read"))
             return
         if last:
-            del self._streams[request_id]
+            self._forget(request_id)
         stream.put_nowait(item)
 
-    def _cancel(self, request_id: str) -> None:
+    def _forget(self, request_id: str) -> None:
+        """It has ended, or nobody reads it any more."""
         del self._streams[request_id]
+        if self._outputs is not None:
+            self._outputs.ended(request_id)
+
+    def _cancel(self, request_id: str) -> None:
+        self._forget(request_id)
         if self._child is not None:
             self._child.send(Cancel(request_id))
 
@@ -273,12 +318,14 @@ class EngineClient:
         self._pages, self._graphs = PageCounts(total=model.pages), model.graphs
         self.unready = None
         self.kernels = model.kernels
+        self.suffix_compiled = model.suffix_compiled
         kernels = model.kernels or "none"
         logs.event(
             logger, "the engine is ready", pages=model.pages, page_size=model.page_size, kernels=kernels
         )
         if not self._model.done():
             self._model.set_result(model)
+        self._on_ready()
 
     def _bury(self, ending: Ending) -> float:
         """Account for a process that has ended; the seconds until the next one is started."""
@@ -287,7 +334,7 @@ class EngineClient:
         self._short_lives = 0 if healthy else self._short_lives + 1
         delay = min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** max(0, self._short_lives - 1))
         self._running, self._pages, self._proposer_trouble = 0, PageCounts(), None
-        self._graphs = GraphCounts()
+        self._graphs, self._history = GraphCounts(), HistorySize()
         self.unready = f"the engine's process {ending.what}" + (
             "" if ending.lost else ", and is being restarted"
         )
@@ -306,8 +353,9 @@ class EngineClient:
 
     def _fail(self, why: str) -> None:
         """End everything in flight."""
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
+        streams = dict(self._streams)
+        for request_id, stream in streams.items():
+            self._forget(request_id)
             stream.put_nowait(EngineClosedError(why))
 
 

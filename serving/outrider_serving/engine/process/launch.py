@@ -19,4 +19,10 @@ def launch(options: EngineOptions, settings: PodSettings) -> tuple[EngineCore, M
     """
     logs.adopt_libraries()
     loaded, core, limits = build_core(options, settings)
-    return core, describe(loaded, pages=limits.pages, page_size=limits.page_size, graphs=core.graphs)
+    return core, describe(
+        loaded,
+        pages=limits.pages,
+        page_size=limits.page_size,
+        graphs=core.graphs,
+        suffix_compiled=core.suffix_compiled,
+    )

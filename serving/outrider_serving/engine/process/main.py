@@ -21,7 +21,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from outrider_serving import logs
@@ -32,7 +33,9 @@ from outrider_serving.engine.process.protocol import (
     Beat,
     Broken,
     Cancel,
+    Learn,
     ModelInfo,
+    Purge,
     Ready,
     Refused,
     SetSettings,
@@ -44,7 +47,7 @@ from outrider_serving.engine.process.protocol import (
     encode,
     receive,
 )
-from outrider_serving.engine.records import GraphCounts, PageCounts, StepOutput
+from outrider_serving.engine.records import GraphCounts, HistorySize, PageCounts, StepOutput
 from outrider_serving.engine.types import EngineError, Request
 from outrider_serving.models.errors import ModelError
 from outrider_serving.settings import PodSettings
@@ -86,6 +89,11 @@ class Core(Protocol):
         ...
 
     @property
+    def history(self) -> HistorySize:
+        """What is remembered of what requests have written."""
+        ...
+
+    @property
     def proposer_trouble(self) -> str | None:
         """Why a proposer that the settings name is not loaded, None where all are."""
         ...
@@ -103,6 +111,14 @@ class Core(Protocol):
 
     def set_settings(self, settings: PodSettings) -> None:
         """Put settings in force from the next step on."""
+        ...
+
+    def learn(self, tenant: str, outputs: Iterable[Sequence[int]]) -> None:
+        """Remember what requests of a tenant have written elsewhere."""
+        ...
+
+    def purge(self, tenant: str) -> None:
+        """Forget what requests of a tenant have written."""
         ...
 
     def begin_step(self) -> Callable[[], StepOutput]:
@@ -179,7 +195,7 @@ class Loop:
     def _tell(self, done: StepOutput) -> None:
         core = self._core
         self._trouble = trouble = core.proposer_trouble
-        figures = core.running, core.pages, trouble, core.graphs
+        figures = core.running, core.pages, trouble, core.graphs, core.history
         self._say(Stepped(done.record, done.deltas, done.failures, *figures))
 
     def _take(self, message: ToEngine) -> None:
@@ -193,6 +209,10 @@ class Loop:
                 self._core.cancel(request_id)
             case SetSettings(settings):
                 self._core.set_settings(settings)
+            case Learn(tenant, outputs):
+                self._core.learn(tenant, [array("i", output) for output in outputs])
+            case Purge(tenant):
+                self._core.purge(tenant)
             case Start():
                 raise ValueError("started twice")
 

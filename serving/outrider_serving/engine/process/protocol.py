@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outrider_serving.engine.options import EngineOptions
-from outrider_serving.engine.records import GraphCounts, PageCounts, StepRecord
+from outrider_serving.engine.records import GraphCounts, HistorySize, PageCounts, StepRecord
 from outrider_serving.engine.types import Delta, EngineError, Request
 from outrider_serving.settings import PodSettings
 
@@ -64,6 +64,25 @@ class SetSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Learn:
+    """To the engine: requests of a tenant have written this elsewhere.
+
+    Attributes:
+        outputs: each an array of int32 in this machine's order, as bytes.
+    """
+
+    tenant: str
+    outputs: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """To the engine: forget what requests of a tenant have written."""
+
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What the API needs to know of a loaded model; fields of the same name are those of `LoadedModel`.
 
@@ -74,6 +93,7 @@ class ModelInfo:
         page_size: tokens in one.
         kernels: the compiled code that runs it; empty where transformers' own modules do.
         graphs: its passes in graphs now.
+        suffix_compiled: whether the index of the suffix proposer is compiled code.
     """
 
     tokenizer: bytes
@@ -86,6 +106,7 @@ class ModelInfo:
     page_size: int
     kernels: str = ""
     graphs: GraphCounts = field(default_factory=GraphCounts)
+    suffix_compiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +148,7 @@ class Stepped:
         pages: of keys and values, after this one.
         proposer_trouble: why a proposer that the settings name is not loaded, None where all are.
         graphs: passes of the target in graphs, after this one.
+        history: what is remembered of what requests have written, after this one.
     """
 
     record: StepRecord | None
@@ -136,6 +158,7 @@ class Stepped:
     pages: PageCounts
     proposer_trouble: str | None = None
     graphs: GraphCounts = field(default_factory=GraphCounts)
+    history: HistorySize = field(default_factory=HistorySize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +172,13 @@ class Beat:
     occupied: bool
 
 
-ToEngine = Start | Submit | Cancel | SetSettings
+ToEngine = Start | Submit | Cancel | SetSettings | Learn | Purge
 ToApi = Ready | Broken | Refused | Stepped | Beat
 
 
-def describe(loaded: LoadedModel, *, pages: int, page_size: int, graphs: GraphCounts) -> ModelInfo:
+def describe(
+    loaded: LoadedModel, *, pages: int, page_size: int, graphs: GraphCounts, suffix_compiled: bool
+) -> ModelInfo:
     """What the API is told of a model; takes about a second where the vocabulary is large."""
     return ModelInfo(
         tokenizer=pickle.dumps(loaded.tokenizer, pickle.HIGHEST_PROTOCOL),
@@ -166,6 +191,7 @@ def describe(loaded: LoadedModel, *, pages: int, page_size: int, graphs: GraphCo
         page_size=page_size,
         kernels=loaded.compiled.library.name if loaded.compiled is not None else "",
         graphs=graphs,
+        suffix_compiled=suffix_compiled,
     )
 
 

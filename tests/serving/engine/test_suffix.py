@@ -1,0 +1,159 @@
+"""The suffix proposer in the engine: what is remembered, of whom, and for whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outrider_serving.engine.types import SpeculationOverride
+from outrider_serving.models.loading import LoadedModel
+from outrider_serving.settings import (
+    Arm,
+    Method,
+    NgramSettings,
+    PodSettings,
+    Proposer,
+    Scope,
+    SuffixSettings,
+    default_settings,
+)
+from serving.engine.support import Bench, Result, bench, request
+from serving.engine.test_greedy import PROMPTS, TOKENS
+
+SUFFIX = Proposer(method=Method.SUFFIX, max_depth=6)
+PROMPT = PROMPTS[1]  # nothing recurs in it
+
+
+def suffix(**settings: Any) -> Proposer:
+    return SUFFIX.model_copy(update={"suffix": SuffixSettings(**settings)})
+
+
+def ask(engine: Bench, prompt: list[int] = PROMPT, **how: Any) -> Result:
+    (result,) = engine.run(request(prompt, max_tokens=TOKENS, ignore_eos=True, **how))
+    return result
+
+
+def replay(result: Result) -> list[tuple[int, int, int]]:
+    return [(delta.proposed, delta.accepted, len(delta.tokens)) for delta in result.deltas]
+
+
+def test_what_was_written_is_proposed_to_the_next_one(tiny_llama: LoadedModel) -> None:
+    engine = bench(tiny_llama, SUFFIX)
+    cold, warm = ask(engine), ask(engine)
+    assert warm.tokens == cold.tokens
+    assert warm.accepted > cold.accepted
+    assert warm.steps <= 2 + TOKENS // 7
+    assert engine.core.history.tokens >= TOKENS
+
+
+def test_its_own_text_alone_where_the_settings_say_so(tiny_llama: LoadedModel) -> None:
+    engine = bench(tiny_llama, suffix(scopes=(Scope.REQUEST,)))
+    assert replay(ask(engine)) == replay(ask(engine))
+    assert engine.core.history.tokens == 0
+
+
+def test_its_history_alone_where_the_settings_say_so(tiny_llama: LoadedModel) -> None:
+    engine = bench(tiny_llama, suffix(scopes=(Scope.HISTORY,)))
+    repeated = [5, 6, 7, 8] * 3
+    assert ask(engine, repeated).proposed == 0
+    assert ask(engine, repeated).accepted > 0
+
+
+@pytest.mark.parametrize("how", [{"private": True}, {"history": None}])
+def test_what_is_not_to_be_remembered_is_not(tiny_llama: LoadedModel, how: dict[str, Any]) -> None:
+    engine = bench(tiny_llama, SUFFIX)
+    first = ask(engine, **how)
+    assert engine.core.history.tokens == 0
+    assert replay(ask(engine)) == replay(first)
+
+
+def test_a_private_request_profits_from_history(tiny_llama: LoadedModel) -> None:
+    engine = bench(tiny_llama, SUFFIX)
+    cold = ask(engine)
+    tokens = engine.core.history.tokens
+    assert ask(engine, private=True).accepted > cold.accepted
+    assert engine.core.history.tokens == tokens
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_no_tenants_text_changes_anothers_proposals(tiny_llama: LoadedModel, width: int) -> None:
+    """Replayed: the very same proposals, whether others have written the same before or not."""
+    alone = bench(tiny_llama, suffix(width=width))
+    expected = [replay(ask(alone, prompt, history="a")) for prompt in PROMPTS * 2]
+    beside = bench(tiny_llama, suffix(width=width))
+    found = []
+    for prompt in PROMPTS * 2:
+        for other in ("b", "", "A"):
+            ask(beside, prompt, history=other)
+        found.append(replay(ask(beside, prompt, history="a")))
+        beside.core.learn("c", [prompt * 4])
+    assert found == expected
+    assert sum(accepted for steps in expected for _, accepted, _ in steps) > 0
+
+
+def test_what_others_have_learned_is_proposed(tiny_llama: LoadedModel) -> None:
+    known = ask(bench(tiny_llama, SUFFIX)).tokens
+    engine = bench(tiny_llama, SUFFIX)
+    engine.core.tend()  # the proposer is loaded
+    engine.core.learn("everybody", [known])
+    assert ask(engine).accepted >= TOKENS - 5
+
+
+def test_what_was_purged_is_proposed_to_nobody(tiny_llama: LoadedModel) -> None:
+    engine = bench(tiny_llama, SUFFIX)
+    cold = ask(engine)
+    ask(engine, history="other")
+    engine.core.purge("everybody")
+    assert replay(ask(engine)) == replay(cold)
+    assert ask(engine, history="other").accepted > cold.accepted
+
+
+def test_a_request_of_several_steps_is_remembered_when_cancelled(tiny_llama: LoadedModel) -> None:
+    engine = bench(tiny_llama, SUFFIX)
+    wanted = request(PROMPT, max_tokens=TOKENS, ignore_eos=True)
+    (result,) = engine.submit(wanted)
+    while len(result.tokens) < 12:
+        engine.step()
+    engine.core.cancel(wanted.id)
+    engine.step()
+    assert not engine.core.busy
+    assert engine.core.history.tokens > 12
+
+
+def test_it_is_warm_when_it_comes_back(tiny_llama: LoadedModel) -> None:
+    engine = bench(tiny_llama, SUFFIX)
+    cold = ask(engine)
+    engine.core.set_settings(default_settings(Proposer(method=Method.NONE)))
+    other = ask(engine, [9, 8, 7])
+    tokens = engine.core.history.tokens
+    engine.core.set_settings(default_settings(suffix(max_match=16)))
+    assert ask(engine).accepted > cold.accepted
+    assert other.proposed == 0
+    assert tokens < 2 * TOKENS  # what was written without it is not in there
+
+
+def test_two_arms_of_it_remember_once(tiny_llama: LoadedModel) -> None:
+    arms = {name: Arm(proposer=suffix(max_match=most)) for name, most in (("first", 16), ("second", 32))}
+    engine = bench(tiny_llama, PodSettings(generation=0, arms=arms, in_force="first"))
+    ask(engine)
+    assert engine.core.history.tokens == TOKENS + 1
+
+
+def test_a_request_asks_for_it_by_itself(tiny_llama: LoadedModel) -> None:
+    engine = bench(tiny_llama, Proposer(method=Method.NGRAM, ngram=NgramSettings(min_match=9, max_match=9)))
+    wish = SpeculationOverride(method=Method.SUFFIX, max_depth=6)
+    cold, warm = ask(engine, speculation=wish), ask(engine, speculation=wish)
+    assert warm.accepted > cold.accepted
+    assert warm.tokens == cold.tokens
+
+
+def test_it_goes_on_after_preemption(tiny_llama: LoadedModel) -> None:
+    engine = bench(tiny_llama, SUFFIX, pages=36, max_running=8)
+    wanted = [request(prompt, max_tokens=TOKENS, ignore_eos=True) for prompt in PROMPTS]
+    first = engine.run(*wanted)
+    again = engine.run(*(request(prompt, max_tokens=TOKENS, ignore_eos=True) for prompt in PROMPTS))
+    assert sum(record.preemptions for record in engine.records) > 0
+    assert [result.tokens for result in again] == [result.tokens for result in first]
+    assert sum(result.accepted for result in again) > sum(result.accepted for result in first)
+    assert sum(record.proposer_failures for record in engine.records) == 0

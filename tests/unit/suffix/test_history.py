@@ -1,0 +1,143 @@
+"""Histories of tenants within a limit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from outrider_serving.suffix.history import BYTES_PER_TOKEN, History
+from outrider_serving.suffix.indexes import Indexes, compiled_indexes, twin_indexes
+from outrider_serving.suffix.lookup import Look
+
+LIMIT = 20_000
+
+
+def of_compiled_code() -> Indexes:
+    made = compiled_indexes()
+    assert made is not None, "there is no compiled library"
+    return made
+
+
+@pytest.fixture(params=[of_compiled_code, twin_indexes])
+def history(request: pytest.FixtureRequest) -> History:
+    make: Callable[[], Indexes] = request.param
+    history = History(make())
+    history.hold("the test", LIMIT)
+    return history
+
+
+def text(seed: int, tokens: int = 200) -> list[int]:
+    draws = random.Random(seed)
+    return [draws.randrange(10_000) for _ in range(tokens)]
+
+
+def knows(history: History, tenant: str, written: list[int]) -> bool:
+    """Whether the end of a text is proposed after its beginning; which is a use of it."""
+    index = history.index(tenant)
+    if index is None:
+        return False
+    own = history.indexes.text(0)
+    own.extend(written[:20])
+    return history.indexes.look_up(own, [index], Look(), 8, 8).tokens == tuple(written[20:28])
+
+
+def test_it_is_filled_only_while_it_is_held(history: History) -> None:
+    history.release("the test")
+    history.learn("a", text(1), 0)
+    assert history.size.tokens == 0
+    history.hold("another", LIMIT)
+    history.learn("a", text(1), 0)
+    history.release("another")
+    history.learn("a", text(2), 0)
+    assert (knows(history, "a", text(1)), knows(history, "a", text(2))) == (True, False)
+
+
+def test_short_outputs_are_not_worth_their_place(history: History) -> None:
+    history.learn("a", [1, 2, 3], 0)
+    assert (history.size.tenants, history.index("a")) == (0, None)
+
+
+def test_the_oldest_go_and_the_limits_hold(history: History) -> None:
+    for n in range(400):
+        history.learn("a", text(n), n)
+        assert history.size.tokens <= LIMIT
+        assert history.size.bytes <= LIMIT * BYTES_PER_TOKEN
+    known = [knows(history, "a", text(n)) for n in range(400)]
+    assert not any(known[:300])
+    assert all(known[330:])
+    assert history.size.evicted >= 400 * 201 - LIMIT
+
+
+def test_what_is_used_stays_longer(history: History) -> None:
+    for n in range(40):
+        history.learn("a", text(n), n)
+    used = text(3)
+    for n in range(40, 600):
+        assert knows(history, "a", used)
+        history.learn("a", text(n), n)
+    assert not knows(history, "a", text(4))
+
+
+def test_what_was_used_once_goes_after_all(history: History) -> None:
+    for n in range(40):
+        history.learn("a", text(n), n)
+    assert knows(history, "a", text(3))
+    for n in range(40, 600):
+        history.learn("a", text(n), n)
+    assert not knows(history, "a", text(3))
+
+
+def test_a_tenant_that_floods_takes_nothing_from_one_that_has_less(history: History) -> None:
+    for n in range(20):
+        history.learn("small", text(n), n)
+    for n in range(1000, 1500):
+        history.learn("flood", text(n), n)
+    assert all(knows(history, "small", text(n)) for n in range(20))
+    assert knows(history, "flood", text(1499))
+
+
+def test_of_very_many_tenants_those_stay_that_were_asked_for_last(history: History) -> None:
+    for n in range(500):
+        history.learn(f"t{n}", text(n), n)
+        assert knows(history, "t0", text(0))
+        assert history.size.bytes <= LIMIT * BYTES_PER_TOKEN
+    assert knows(history, "t499", text(499))
+    assert not knows(history, "t1", text(1))
+    assert history.size.tenants < 100
+
+
+def test_purged_is_gone_for_good(history: History) -> None:
+    for n in range(60):
+        history.learn("a", text(n), n)
+        history.learn("b", text(n), n)
+        knows(history, "a", text(n))
+    history.purge("a")
+    history.purge("nobody")
+    assert history.index("a") is None
+    for n in range(100, 300):
+        history.learn("b", text(n), n)
+    assert history.index("a") is None  # nothing of it was waiting to be taken back
+    assert history.size.tenants == 1
+
+
+def test_what_is_too_old_is_forgotten(history: History) -> None:
+    for n in range(60):
+        history.learn("a", text(n), n)
+        assert knows(history, "a", text(n))
+    history.erase(50)
+    for n in range(100, 200):
+        history.learn("a", text(n), n)
+    known = [knows(history, "a", text(n)) for n in range(60)]
+    assert not any(known[:50])
+
+
+def test_the_one_who_wants_most_is_heeded(history: History) -> None:
+    history.hold("more", 2 * LIMIT)
+    for n in range(400):
+        history.learn("a", text(n), n)
+    assert LIMIT < history.size.tokens <= 2 * LIMIT
+    history.release("more")
+    history.learn("a", text(400), 400)
+    assert history.size.tokens <= LIMIT
