@@ -173,8 +173,8 @@ TABLE: tuple[Instrument, ...] = (
         "outrider.suffix.proposals",
         Kind.COUNTER,
         "{proposal}",
-        "Proposals of the suffix proposer, one a request and step, by where they were found: in the request's "
-        "own text, or in its tenant's history.",
+        "Proposals of the suffix proposer, one a request and step, by where they were found: in the text of "
+        "the request, or in its tenant's history.",
         ("workload", "scope", "arm"),
     ),
     Instrument(

@@ -97,8 +97,8 @@ class SuffixSettings(Contract):
         default=1_000_000,
         ge=4_096,
         le=100_000_000,
-        description="Tokens of history that a pod keeps, of all tenants together; a million takes about 50 MiB. "
-        "Where they are too many, the oldest go of the tenant that has most.",
+        description="Tokens of history that a pod keeps, of all tenants together; a million takes about 50 "
+        "MiB. Where they are too many, the oldest go of the tenant that has most.",
     )
 
     @model_validator(mode="after")
@@ -113,8 +113,8 @@ class Proposer(Contract):
 
     method: Method = Field(
         default=Method.NGRAM,
-        description="none decodes one token a step; ngram proposes what followed the same tokens earlier in the "
-        "request; suffix what most often followed the longest known suffix, there or in its tenant's history.",
+        description="none decodes one token a step; ngram proposes what followed the same tokens earlier in "
+        "the request; suffix what mostly followed the longest known suffix, there or in a tenant's history.",
     )
     min_depth: int = Field(
         default=1, ge=1, le=MAX_DEPTH, description="A proposal shorter than this is not verified at all."

@@ -17,12 +17,15 @@ BYTES_PER_TOKEN = 64
 """Of an index, at most: 44 for each token that there is room for, and the last segment is not full."""
 
 
+_NOTHING = Size(0, 0)
+
+
 @dataclass(slots=True)
 class _Tenant:
     """One tenant's history, and its size when it was measured last."""
 
     index: SuffixIndex
-    size: Size = Size(0, 0)
+    size: Size = _NOTHING
 
 
 class History:
