@@ -21,6 +21,8 @@ constexpr double kScoreOfMatch = 20;
 constexpr int32_t kBreak = -1;
 constexpr size_t kMapped = 1 << 17;  // bytes from which a segment's memory is mapped, and given back in pieces
 constexpr size_t kPiece = 1 << 16;
+constexpr int64_t kTicks = 64;        // tokens after which another piece is given back
+constexpr size_t kCleared = 1 << 12;  // bytes that are cleared for each token that is appended
 
 struct Text {
   int64_t start, time;
@@ -72,10 +74,9 @@ class Zeroed {
 struct Segment {
   explicit Segment(int64_t of)
       : capacity(of), memory(4 * of * (1 + 2 * kOrders)), tokens(reinterpret_cast<int32_t*>(memory.data())) {
-    uint32_t* next = reinterpret_cast<uint32_t*>(tokens + capacity);
-    for (int n = 0; n < kOrders; ++n, next += 2 * capacity) {
-      latest[n] = next;
-      earlier[n] = next + capacity;
+    for (int n = 0; n < kOrders; ++n) {
+      latest[n] = reinterpret_cast<uint32_t*>(tokens) + (1 + n) * capacity;
+      earlier[n] = latest[n] + kOrders * capacity;
     }
     while ((int64_t(1) << (64 - shift)) < capacity) --shift;
   }
@@ -86,12 +87,26 @@ struct Segment {
   int32_t* tokens;
   uint32_t *latest[kOrders], *earlier[kOrders];
   std::vector<Text> texts;
+  size_t cleared = 0;  // bytes of `latest` that are zero again, while it waits to be used once more
+
+  size_t to_clear() const { return 4 * size_t(capacity) * kOrders; }
+
+  // Clears a part; false where nothing is left.
+  bool clear() {
+    const size_t part = std::min(kCleared, to_clear() - cleared);
+    std::memset(reinterpret_cast<char*>(latest[0]) + cleared, 0, part);
+    cleared += part;
+    return cleared < to_clear();
+  }
 
   // The place after the last token of a text: a kBreak stands there, unless the text goes on in the next segment.
   int64_t end_of(size_t n) const {
     if (n + 1 < texts.size()) return texts[n + 1].start - 1;
     return size - (tokens[size - 1] == kBreak);
   }
+
+  // Whether a text has ended here, and a proposal was made from it.
+  bool kept(size_t n) const { return texts[n].used && end_of(n) < size; }
 };
 
 uint64_t step(uint64_t hash, int32_t token) { return hash * 0x9E3779B97F4A7C15u + uint32_t(token) + 1; }
@@ -121,11 +136,41 @@ struct Index {
   int64_t first, most;
   bool open = false;
   std::vector<std::unique_ptr<Segment>> segments, leaving;
+  std::unique_ptr<Segment> spare;  // of the largest size: to map fresh memory takes longer than to clear it
+
+  int64_t ticks = 0;
+
+  std::unique_ptr<Segment> make(int64_t capacity) {
+    if (spare == nullptr || spare->capacity != capacity) return std::make_unique<Segment>(capacity);
+    while (spare->clear()) {
+    }
+    spare->size = 0;
+    spare->texts.clear();
+    return std::move(spare);
+  }
+
+  // Bounded work beside each token: nothing is cleared or given back all at once.
+  void tidy() {
+    if (spare != nullptr && spare->cleared < spare->to_clear()) {
+      spare->clear();
+    } else if (!leaving.empty() && ++ticks % kTicks == 0 && !leaving.back()->memory.give_back()) {
+      leaving.pop_back();
+    }
+  }
+
+  void leave(std::unique_ptr<Segment> segment) {
+    if (spare == nullptr && segment->capacity == most) {
+      segment->cleared = 0;
+      spare = std::move(segment);
+    } else {
+      leaving.push_back(std::move(segment));
+    }
+  }
 
   Segment& room(int64_t time) {
     Segment* last = segments.empty() ? nullptr : segments.back().get();
     if (last == nullptr || last->size >= last->capacity - 1) {
-      auto made = std::make_unique<Segment>(last == nullptr ? first : std::min(2 * last->capacity, most));
+      auto made = make(last == nullptr ? first : std::min(2 * last->capacity, most));
       if (last != nullptr && open) {
         const Text& text = last->texts.back();
         made->texts.push_back({0, text.time, false});
@@ -156,7 +201,7 @@ struct Index {
 
   void extend(const int32_t* tokens, int64_t count, int64_t time) {
     for (int64_t n = 0; n < count; ++n) {
-      if (!leaving.empty() && !leaving.back()->memory.give_back()) leaving.pop_back();
+      tidy();
       put(room(time), tokens[n]);
     }
   }
@@ -329,18 +374,25 @@ OUTRIDER_EXPORT int64_t outrider_suffix_erase(void* index, int64_t before) {
 
 OUTRIDER_EXPORT void outrider_suffix_size(const void* index, int64_t* tokens, int64_t* bytes) {
   *tokens = *bytes = 0;
-  for (auto& segment : static_cast<const Index*>(index)->segments) {
+  const Index& of = *static_cast<const Index*>(index);
+  for (auto& segment : of.segments) {
     *tokens += segment->size;
     *bytes += int64_t(segment->memory.bytes());
   }
+  if (of.spare != nullptr) *bytes += int64_t(of.spare->memory.bytes());
 }
 
-// How many tokens and texts the oldest segment holds; 0 where it is the only one.
+// Of the texts that `drop` would return: how many, and how many tokens; 0 where the oldest segment is the only one.
 OUTRIDER_EXPORT int outrider_suffix_oldest(const void* index, int64_t* tokens, int64_t* texts) {
   auto& segments = static_cast<const Index*>(index)->segments;
+  *tokens = *texts = 0;
   if (segments.size() < 2) return 0;
-  *tokens = segments.front()->size;
-  *texts = int64_t(segments.front()->texts.size());
+  const Segment& oldest = *segments.front();
+  for (size_t n = 0; n < oldest.texts.size(); ++n) {
+    if (!oldest.kept(n)) continue;
+    *tokens += oldest.end_of(n) - oldest.texts[n].start;
+    ++*texts;
+  }
   return 1;
 }
 
@@ -355,13 +407,13 @@ OUTRIDER_EXPORT int64_t outrider_suffix_drop(void* handle, int32_t* kept, int64_
   for (size_t n = 0; n < oldest->texts.size(); ++n) {
     const Text& text = oldest->texts[n];
     const int64_t end = oldest->end_of(n);
-    if (!text.used || end >= oldest->size) continue;
+    if (!oldest->kept(n)) continue;
     kept = std::copy(oldest->tokens + text.start, oldest->tokens + end, kept);
     texts[2 * count] = text.time;
     texts[2 * count + 1] = end - text.start;
     ++count;
   }
-  index.leaving.push_back(std::move(oldest));
+  index.leave(std::move(oldest));
   return count;
 }
 

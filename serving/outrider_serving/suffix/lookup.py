@@ -77,7 +77,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a log holds: tokens with those that were erased, and bytes that are reserved for it."""
+    """What a log holds: tokens with those that were erased, and bytes that are reserved for it.
+
+    A segment of the largest size that was dropped is kept for the next one.
+    """
 
     tokens: int
     bytes: int

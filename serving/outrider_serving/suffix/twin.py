@@ -75,12 +75,15 @@ class TwinIndex:
         """Take the tokens of the first segment and of the largest, both powers of two from 128 on."""
         self._first, self._most = first, most
         self._segments: list[_Segment] = []
+        self._spare: _Segment | None = None
         self._open = False
 
     @property
     def size(self) -> Size:
         """What it holds."""
-        return Size(sum(len(s.tokens) for s in self._segments), sum(s.bytes for s in self._segments))
+        spare = self._spare.bytes if self._spare is not None else 0
+        taken = sum(segment.bytes for segment in self._segments)
+        return Size(sum(len(segment.tokens) for segment in self._segments), taken + spare)
 
     def extend(self, tokens: Sequence[int], time: int = 0) -> None:
         """See `lookup.SuffixIndex.extend`."""
@@ -99,6 +102,8 @@ class TwinIndex:
         if len(self._segments) < 2:
             return None
         segment = self._segments.pop(0)
+        if segment.capacity == self._most:
+            self._spare = segment
         return [
             (text.time, segment.tokens[start:end])
             for text, start, end in _spans(segment)
@@ -147,7 +152,7 @@ class TwinIndex:
         """The segment that the next token goes to, with the open text in it; there is place for an end."""
         last = self._segments[-1] if self._segments else None
         if last is None or len(last.tokens) >= last.capacity - 1:
-            segment = _Segment(self._first if last is None else min(2 * last.capacity, self._most))
+            segment = self._made(self._first if last is None else min(2 * last.capacity, self._most))
             if last is not None and self._open:
                 # What a text had before goes on being its past, but is not a place of this segment.
                 text = last.texts[-1]
@@ -159,6 +164,12 @@ class TwinIndex:
             last.texts.append(_Text(len(last.tokens), time))
             self._open = True
         return last
+
+    def _made(self, capacity: int) -> _Segment:
+        """A segment; the compiled index clears one that was dropped, which takes less time than new memory."""
+        if capacity == self._most:
+            self._spare = None
+        return _Segment(capacity)
 
     def _put(self, segment: _Segment, token: int) -> None:
         """Append a token: the place before it is now one that something followed."""
