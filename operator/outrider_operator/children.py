@@ -203,7 +203,7 @@ def deployment(owner: Owner, spec: SpeculativeModelSpec, config: OperatorConfig)
             "strategy": {"type": "RollingUpdate", "rollingUpdate": _ROLLING[spec.replacement]},
             "template": {
                 "metadata": {"labels": pod_labels},
-                "spec": pod_template(owner.name, spec, config, image),
+                "spec": pod_template(owner.namespace, owner.name, spec, config, image),
             },
         },
     }

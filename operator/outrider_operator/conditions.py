@@ -24,6 +24,7 @@ from outrider_operator.observation import (
 )
 from outrider_operator.plan import Plan
 from outrider_operator.report import ConditionType
+from outrider_operator.sharedcache import cache_trouble
 from outrider_operator.spec import Replacement, SpeculativeModelSpec
 from outrider_operator.trouble import (
     NO_ROOM,
@@ -67,6 +68,7 @@ class View:
     refused: str | None
     keys_refused: str | None
     not_loaded: str | None
+    not_shared: str | None
     trouble: Trouble | None
     deployments: tuple[Object, ...]
 
@@ -111,9 +113,11 @@ def findings(view: View) -> dict[ConditionType, Finding]:
         found[ConditionType.SERVED_NAME_CONFLICT] = Finding(True, "AlsoServed", _namesakes(view.seen))
     if view.keys_refused is not None:
         found[ConditionType.KEYS_REFUSED] = Finding(True, "BadEntry", view.keys_refused)
-    # Requests are served as they would be with it, only slower.
+    # Requests are served as they would be with them, only slower.
     if view.not_loaded is not None:
         found[ConditionType.PROPOSER_NOT_LOADED] = Finding(True, "WithoutProposals", view.not_loaded)
+    if view.not_shared is not None:
+        found[ConditionType.SHARED_CACHE_NOT_CONNECTED] = Finding(True, "LearnsAlone", view.not_shared)
     return found
 
 
@@ -135,6 +139,7 @@ def view_of(seen: Observation, plan: Plan, errors: Sequence[str]) -> View:
         refused=_first({pod: state.settings_error for pod, state in states.items()}),
         keys_refused=_first({pod: state.keys_error for pod, state in states.items()}),
         not_loaded=_first({pod: state.proposer_error for pod, state in states.items()}),
+        not_shared=_first({pod: cache_trouble(state) for pod, state in states.items()}),
         trouble=_trouble(seen, plan.spec, current, pods),
         deployments=deployments,
     )

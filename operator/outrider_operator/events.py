@@ -33,7 +33,7 @@ UNDER_WAY: Final = frozenset(
 """Reasons of not being ready that are no cause for a warning."""
 
 
-WARNINGS: Final = ("KeysRefused", "ProposerNotLoaded", "ServedNameConflict")
+WARNINGS: Final = ("KeysRefused", "ProposerNotLoaded", "ServedNameConflict", "SharedCacheNotConnected")
 """Conditions that are there only while something is wrong, and that leave Ready as it is."""
 
 

@@ -2,8 +2,8 @@
 
 The *arm hash* covers what can make serving better or worse: proposer, model, revision, image and engine
 settings. The *pod hash* is the same without the proposer: it names and selects a Deployment, so a new
-proposer never recreates a pod. Replicas and how they are replaced, workloads, objectives, limits of requests
-and the API are in neither.
+proposer never recreates a pod. Replicas and how they are replaced, workloads, objectives, limits of requests,
+the API and the shared cache are in neither.
 
 Fields that hold their default are left out of the hashed text, so that a later version of the operator,
 which knows more fields, hashes an old spec to the same value.

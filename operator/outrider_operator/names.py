@@ -40,6 +40,9 @@ ADMIN_PORT_NAME: Final = "admin"
 SETTINGS_FILE: Final = "settings.json"
 SETTINGS_DIRECTORY: Final = "/etc/outrider/settings"
 KEYS_DIRECTORY: Final = "/etc/outrider/keys"
+CACHE_AUTH_DIRECTORY: Final = "/etc/outrider/shared-cache-auth"
+CACHE_CA_DIRECTORY: Final = "/etc/outrider/shared-cache-ca"
+CACHE_CA_FILE: Final = "ca.crt"
 CACHE_DIRECTORY: Final = "/var/cache/outrider"
 
 HASH_LENGTH: Final = 8
@@ -51,6 +54,14 @@ MAX_NAME_LENGTH: Final = 37
 def deployment_name(model: str, pod_hash: str) -> str:
     """Name of the Deployment that runs the pods of one pod hash."""
     return f"{model}-{pod_hash}"
+
+
+def cache_prefix(namespace: str, model: str) -> str:
+    """What the keys of a SpeculativeModel in Redis begin with: 111 characters at most.
+
+    A namespace has at most 63, and neither it nor a model's name holds a colon: no prefix begins another's.
+    """
+    return f"outrider:{namespace}:{model}:"
 
 
 def served_name(resource: dict[str, Any]) -> str:

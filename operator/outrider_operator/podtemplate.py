@@ -9,6 +9,7 @@ from outrider_operator import names
 from outrider_operator.config import OperatorConfig
 from outrider_operator.enginespec import Engine
 from outrider_operator.podspec import EnvVar, KeyReference, LocalReference, Toleration, Volume, amount
+from outrider_operator.sharedcache import cache_arguments, cache_mounts, cache_volumes
 from outrider_operator.spec import Model, SpeculativeModelSpec
 from outrider_serving.settings import ADMIN_PORT
 
@@ -35,7 +36,9 @@ USER: Final = 65532
 SHARED_MEMORY: Final = "1Gi"
 
 
-def pod_template(model: str, spec: SpeculativeModelSpec, config: OperatorConfig, image: str) -> Object:
+def pod_template(
+    namespace: str, model: str, spec: SpeculativeModelSpec, config: OperatorConfig, image: str
+) -> Object:
     """The pod's spec."""
     engine = spec.engine
     pod: Object = {
@@ -53,7 +56,7 @@ def pod_template(model: str, spec: SpeculativeModelSpec, config: OperatorConfig,
         },
         # What is empty is so on purpose: nobody else may add to it.
         "initContainers": [],
-        "containers": [_container(model, spec, config, image)],
+        "containers": [_container(namespace, model, spec, config, image)],
         "volumes": _volumes(model, spec),
         "imagePullSecrets": [{"name": secret.name} for secret in engine.image_pull_secrets or []],
         "nodeSelector": dict(engine.node_selector or {}),
@@ -64,12 +67,14 @@ def pod_template(model: str, spec: SpeculativeModelSpec, config: OperatorConfig,
     return pod
 
 
-def _container(model: str, spec: SpeculativeModelSpec, config: OperatorConfig, image: str) -> Object:
+def _container(
+    namespace: str, model: str, spec: SpeculativeModelSpec, config: OperatorConfig, image: str
+) -> Object:
     return {
         "name": names.CONTAINER,
         "image": image,
         "imagePullPolicy": str(spec.engine.image_pull_policy or config.image_pull_policy),
-        "args": arguments(model, spec),
+        "args": arguments(namespace, model, spec),
         "env": _environment(spec),
         "ports": [
             {"name": names.HTTP_PORT_NAME, "containerPort": HTTP_PORT, "protocol": "TCP"},
@@ -95,7 +100,7 @@ def _container(model: str, spec: SpeculativeModelSpec, config: OperatorConfig, i
     }
 
 
-def arguments(model: str, spec: SpeculativeModelSpec) -> list[str]:
+def arguments(namespace: str, model: str, spec: SpeculativeModelSpec) -> list[str]:
     """The command line after the image's entrypoint."""
     result = [
         "serve",
@@ -115,7 +120,7 @@ def arguments(model: str, spec: SpeculativeModelSpec) -> list[str]:
         result.append(f"--context-length={spec.model.context_length}")
     if spec.api.keys_secret_ref is not None:
         result.append(f"--api-keys={names.KEYS_DIRECTORY}")
-    return result + _engine_arguments(spec.engine)
+    return result + _engine_arguments(spec.engine) + cache_arguments(spec.shared_cache, namespace, model)
 
 
 def _engine_arguments(engine: Engine) -> list[str]:
@@ -192,6 +197,7 @@ def _volumes(model: str, spec: SpeculativeModelSpec) -> list[Object]:
     ]
     if spec.api.keys_secret_ref is not None:
         volumes.append(_keys_volume(spec.api.keys_secret_ref))
+    volumes += cache_volumes(spec.shared_cache)
     return volumes + [_claim(volume) for volume in spec.engine.volumes or []]
 
 
@@ -214,6 +220,7 @@ def _mounts(spec: SpeculativeModelSpec) -> list[Object]:
     ]
     if spec.api.keys_secret_ref is not None:
         mounts.append({"name": "keys", "mountPath": names.KEYS_DIRECTORY, "readOnly": True})
+    mounts += cache_mounts(spec.shared_cache)
     for volume in spec.engine.volumes or []:
         mount: Object = {"name": _volume_name(volume), "mountPath": volume.mount_path}
         mounts.append(mount | ({"readOnly": True} if volume.read_only else {}))

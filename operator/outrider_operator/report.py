@@ -29,6 +29,7 @@ class ConditionType(StrEnum):
     KEYS_REFUSED = "KeysRefused"
     PROPOSER_NOT_LOADED = "ProposerNotLoaded"
     SERVED_NAME_CONFLICT = "ServedNameConflict"
+    SHARED_CACHE_NOT_CONNECTED = "SharedCacheNotConnected"
 
 
 class ConditionStatus(StrEnum):
@@ -46,7 +47,8 @@ class Condition(Contract):
         description="Ready, Available, Progressing; NameConflict while a foreign object is in the way, "
         "KeysRefused while an entry of the API keys is not usable, ProposerNotLoaded while a pod serves "
         "without a proposer that it was asked for, ServedNameConflict while another "
-        "SpeculativeModel of the namespace is served under the same name."
+        "SpeculativeModel of the namespace is served under the same name, SharedCacheNotConnected while a "
+        "pod serves without sharing what it learns."
     )
     status: ConditionStatus = Field(description="Whether the condition holds.")
     reason: Annotated[

@@ -12,9 +12,18 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
+from outrider_operator.cachespec import CACHE_RULES, SharedCache
 from outrider_operator.enginespec import ENGINE_RULES, Engine
 from outrider_operator.podspec import AbsolutePath, LocalReference, SecretKeyReference, cel, keyed
-from outrider_serving.settings import OTHER_WORKLOAD, Contract, Objective, Proposer, RequestLimits, Workload
+from outrider_serving.settings import (
+    OTHER_WORKLOAD,
+    Contract,
+    Objective,
+    Proposer,
+    RequestLimits,
+    TenantMode,
+    Workload,
+)
 
 HubId = Annotated[
     str,
@@ -131,6 +140,13 @@ class Replacement(StrEnum):
     IN_PLACE = "inPlace"
 
 
+_MODE_KEY = "sharedCache.tenantMode key needs api.keysSecretRef: without keys nobody is told apart"
+_NOTHING_KEPT = (
+    "sharedCache.url and sharedCache.retention do nothing where each request sees only its own text: "
+    "set api.keysSecretRef, or sharedCache.tenantMode to key, single or header"
+)
+
+
 class SpeculativeModelSpec(Contract):
     """What is wanted."""
 
@@ -187,6 +203,12 @@ class SpeculativeModelSpec(Contract):
         description="Limits of what a request may ask for. A change reaches running pods.",
     )
     api: Api = Field(default=Api(), description="The OpenAI-compatible API.")
+    shared_cache: SharedCache | None = Field(
+        default=None,
+        description="Finished outputs that may be proposed to later requests: whose they are, and the Redis "
+        "through which pods share them. Without it pods share nothing.",
+        json_schema_extra=cel(*CACHE_RULES),
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -204,6 +226,18 @@ class SpeculativeModelSpec(Contract):
             raise ValueError("workloads must have distinct names")
         return self
 
+    @model_validator(mode="after")
+    def _kept_for_someone(self) -> Self:
+        cache, keys = self.shared_cache, self.api.keys_secret_ref is not None
+        if cache is None:
+            return self
+        if cache.tenant_mode is TenantMode.KEY and not keys:
+            raise ValueError(_MODE_KEY)
+        apart = not keys if cache.tenant_mode is None else cache.tenant_mode is TenantMode.REQUEST
+        if apart and not (cache.url is None and cache.retention is None):
+            raise ValueError(_NOTHING_KEPT)
+        return self
+
 
 SPEC_RULES: tuple[tuple[str, str], ...] = (
     (
@@ -219,6 +253,17 @@ SPEC_RULES: tuple[tuple[str, str], ...] = (
         "!has(self.model.source.hub) || !has(self.model.source.hub.tokenSecretRef) || !has(self.engine.env)"
         " || !self.engine.env.exists(e, e.name == 'HF_TOKEN')",
         "engine.env must not set HF_TOKEN beside model.source.hub.tokenSecretRef",
+    ),
+    (
+        "!has(self.sharedCache) || !has(self.sharedCache.tenantMode) || self.sharedCache.tenantMode != 'key'"
+        " || has(self.api.keysSecretRef)",
+        _MODE_KEY,
+    ),
+    (
+        "!has(self.sharedCache) || !(has(self.sharedCache.url) || has(self.sharedCache.retention))"
+        " || (has(self.sharedCache.tenantMode) ? self.sharedCache.tenantMode != 'request'"
+        " : has(self.api.keysSecretRef))",
+        _NOTHING_KEPT,
     ),
 )
 """CEL of rules that span several fields; SpeculativeModelSpec checks the same."""

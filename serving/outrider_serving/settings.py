@@ -194,6 +194,16 @@ class RequestLimits(Contract):
     speculation_override: bool = Field(
         default=True, description="Whether a request may choose its own proposer and depth."
     )
+    token_milliseconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000,
+        description="Each token is written by itself, and at least so many milliseconds after another. "
+        "Where that is no faster than the model without speculation, neither sizes nor times of chunks tell "
+        "what was proposed. None: tokens are written as they are committed.",
+        # A pod of an earlier release refuses a file with a field that it does not know.
+        exclude_if=lambda pace: pace is None,
+    )
 
 
 class Arm(Contract):
@@ -287,5 +297,10 @@ class PodState(Report):
     proposer_error: str | None = Field(
         default=None,
         description="Why a proposer of the settings is not loaded; requests are served without it.",
+    )
+    shared_cache_error: str | None = Field(
+        default=None,
+        description="Why finished outputs are not shared now; requests are served without it. The same words "
+        "as long as the reason is the same: what changes is written to the resource.",
     )
     model: ModelState | None = Field(default=None, description="The loaded model; absent while it loads.")

@@ -18,7 +18,7 @@ from outrider_local.report import ProblemError
 from outrider_operator.children import Owner, children
 from outrider_operator.diff import covers
 from outrider_operator.spec import SpeculativeModelSpec
-from unit.operator.builders import CONFIG, FULL, MINIMAL, SIZES, TUNED
+from unit.operator.builders import CONFIG, FULL, MINIMAL, SHARED, SIZES, TUNED
 
 Object = dict[str, Any]
 
@@ -240,6 +240,89 @@ REFUSED: dict[str, tuple[Object, str]] = {
         {"requests": {"timeout": 5}},
         'unknown field "spec.requests.timeout"',
     ),
+    "a password in the url": (
+        {"sharedCache": {"url": "redis://team:secret@redis", "tenantMode": "single"}},
+        "a user or a password does not belong in the url, where everyone reads it who may read the resource: "
+        "put them into a Secret, as username and password, and name that in authSecretRef",
+    ),
+    "a cache of another kind": (
+        {"sharedCache": {"url": "memcached://cache", "tenantMode": "single"}},
+        "the url must be redis://host:port/database, redis-sentinel://host:port,host:port/service/database",
+    ),
+    "a port too high for a cache": (
+        {"sharedCache": {"url": "redis://redis:65536", "tenantMode": "single"}},
+        "the url must be redis://host:port/database",
+    ),
+    "Sentinels of nothing": (
+        {"sharedCache": {"url": "redis-sentinel://a,b", "tenantMode": "single"}},
+        "the url must be redis://host:port/database",
+    ),
+    "a password for no cache": (
+        {"sharedCache": {"authSecretRef": {"name": "s"}}},
+        "spec.sharedCache: Invalid value: authSecretRef is for a url: without one, pods share nothing",
+    ),
+    "a CA for no cache": (
+        {"sharedCache": {"caSecretRef": {"name": "s"}}},
+        "spec.sharedCache: Invalid value: caSecretRef is for a url",
+    ),
+    "a CA without TLS": (
+        {"sharedCache": {"url": "redis://h", "tenantMode": "single", "caSecretRef": {"name": "s"}}},
+        "caSecretRef is for a url of TLS: rediss://, rediss-sentinel:// or rediss-cluster://",
+    ),
+    "a prefix for no cache": ({"sharedCache": {"keyPrefix": "x:"}}, "keyPrefix is for a url"),
+    "a prefix that is a pattern": (
+        {"sharedCache": {"url": "redis://h", "tenantMode": "single", "keyPrefix": "x*"}},
+        "spec.sharedCache.keyPrefix in body should match",
+    ),
+    "a wait for no cache": ({"sharedCache": {"warmSeconds": 5}}, "warmSeconds is for a url"),
+    "a size of no cache": (
+        {"sharedCache": {"tenantMode": "single", "retention": {"size": "1Mi"}}},
+        "retention.size is for a url",
+    ),
+    "less than a record": (
+        {"sharedCache": {"url": "redis://h", "tenantMode": "single", "retention": {"size": "15Ki"}}},
+        "size must be an amount of bytes from 16Ki to 1Ti, such as 64Mi",
+    ),
+    "half a byte of text": (
+        {"sharedCache": {"url": "redis://h", "tenantMode": "single", "retention": {"size": "64m"}}},
+        "size must be an amount of bytes from 16Ki to 1Ti, such as 64Mi",
+    ),
+    "text for a moment": (
+        {"sharedCache": {"tenantMode": "single", "retention": {"seconds": 59}}},
+        "spec.sharedCache.retention.seconds in body should be greater than or equal to 60",
+    ),
+    "another kind of tenant": (
+        {"sharedCache": {"tenantMode": "team"}},
+        'supported values: "key", "single", "header", "request"',
+    ),
+    "tenants by key without keys": (
+        {"sharedCache": {"tenantMode": "key"}},
+        "sharedCache.tenantMode key needs api.keysSecretRef: without keys nobody is told apart",
+    ),
+    "tenants by header from anyone": (
+        {"sharedCache": {"tenantMode": "header"}},
+        "tenantMode header needs trustedGateways, whose word is taken",
+    ),
+    "a gateway that has nothing to say": (
+        {"sharedCache": {"tenantMode": "single", "trustedGateways": ["10.0.0.0/8"]}},
+        "trustedGateways is for tenantMode header",
+    ),
+    "a gateway by its name": (
+        {"sharedCache": {"tenantMode": "header", "trustedGateways": ["gateway.example"]}},
+        "trustedGateways must be networks, such as 10.1.0.0/16, or addresses",
+    ),
+    "a cache that nobody shares": (
+        {"sharedCache": {"url": "redis://redis"}},
+        "sharedCache.url and sharedCache.retention do nothing where each request sees only its own text: "
+        "set api.keysSecretRef, or sharedCache.tenantMode to key, single or header",
+    ),
+    "retention of nothing": (
+        {
+            "api": {"keysSecretRef": {"name": "s"}},
+            "sharedCache": {"tenantMode": "request", "retention": {"seconds": 60}},
+        },
+        "do nothing where each request sees only its own text",
+    ),
     "another way to replace": (
         {"replacement": "recreate"},
         'spec.replacement: Unsupported value: "recreate": supported values: "surge", "inPlace"',
@@ -400,13 +483,34 @@ def test_sizes_of_the_engine_are_stored_as_they_are_given(api: LocalCluster, siz
     assert SpeculativeModelSpec.model_validate(spec)
 
 
+@pytest.mark.parametrize(
+    ("cache", "stored"),
+    [
+        (SHARED["sharedCache"], SHARED["sharedCache"]),
+        (
+            {"url": "rediss://r", "tenantMode": "single", "caSecretRef": {"name": "s"}, "retention": {}},
+            {"caSecretRef": {"name": "s", "key": "ca.crt"}},
+        ),
+        ({"url": "redis-cluster://10.0.0.1:7000,10.0.0.2:7001", "tenantMode": "single"}, {}),
+        ({"url": "redis://[fd00::1]:6379/15", "tenantMode": "single", "retention": {"size": 16_384}}, {}),
+        ({"tenantMode": "header", "trustedGateways": ["10.0.0.1", "::1", "fd00::/8", "0.0.0.0/0"]}, {}),
+        ({"tenantMode": "request"}, {}),
+    ],
+    ids=str,
+)
+def test_a_shared_cache_is_stored_as_it_is_given(api: LocalCluster, cache: Object, stored: Object) -> None:
+    spec = dry_run(api, model({"sharedCache": cache}))["spec"]
+    assert spec["sharedCache"] == cache | stored
+    assert SpeculativeModelSpec.model_validate(spec)
+
+
 @pytest.mark.parametrize("seconds", [0.5, 86_400])
 def test_limits_of_requests_are_stored_as_they_are_given(api: LocalCluster, seconds: float) -> None:
     spec = dry_run(api, model({"requests": {"timeoutSeconds": seconds}}))["spec"]
     assert spec["requests"] == {"timeoutSeconds": seconds, "speculationOverride": True}
 
 
-@pytest.mark.parametrize("spec", [MINIMAL, FULL, TUNED], ids=["minimal", "full", "tuned"])
+@pytest.mark.parametrize("spec", [MINIMAL, FULL, TUNED, SHARED], ids=["minimal", "full", "tuned", "shared"])
 def test_children_are_stored_as_they_are_wanted(api: LocalCluster, spec: Object) -> None:
     """Else the operator would write them again at every look."""
     owner = Owner(name="m", namespace="default", uid="uid-1")

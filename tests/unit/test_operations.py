@@ -59,7 +59,7 @@ def test_every_reason() -> None:
     documented = {word for row in rows("Reasons of Ready, and what to do") for word in words(row[0])}
     given = reasons(conditions, "Finding", 1) | reasons(trouble, "Trouble", 0)
     assert given
-    of_other_conditions = {"NotOurs", "AlsoServed", "BadEntry", "Complete", "WithoutProposals"}
+    of_other_conditions = {"NotOurs", "AlsoServed", "BadEntry", "Complete", "LearnsAlone", "WithoutProposals"}
     assert given - of_other_conditions - documented == set()
     assert documented >= events.UNDER_WAY
 

@@ -24,6 +24,41 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- printf "%s-metrics" (include "outrider.fullname" . | trunc 55 | trimSuffix "-") -}}
 {{- end -}}
 
+{{- define "outrider.redisName" -}}
+{{- if contains "outrider" .Release.Name -}}
+{{- printf "%s-redis" (.Release.Name | trunc 57 | trimSuffix "-") -}}
+{{- else -}}
+{{- printf "%s-outrider-redis" (.Release.Name | trunc 48 | trimSuffix "-") -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "outrider.redisSelector" -}}
+app.kubernetes.io/name: outrider-redis
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end -}}
+
+{{- define "outrider.redisLabels" -}}
+{{ include "outrider.redisSelector" . }}
+app.kubernetes.io/component: redis
+app.kubernetes.io/part-of: outrider
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
+{{- end -}}
+
+{{/* What is written is on disk a second later; full, it refuses writes and throws nothing away. */}}
+{{- define "outrider.redisConfig" -}}
+bind * -::*
+port 6379
+dir /data
+aclfile /etc/redis-users/users.acl
+appendonly yes
+appendfsync everysec
+save ""
+maxmemory {{ .Values.redis.maxMemory | replace "i" "b" | lower }}
+maxmemory-policy noeviction
+{{- end -}}
+
 {{- define "outrider.operatorImage" -}}
 {{ .Values.operator.image | default (printf "outrider/operator:%s" .Chart.AppVersion) }}
 {{- end -}}

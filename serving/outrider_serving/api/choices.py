@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from outrider_serving.api.completion import Completion, Piece
 from outrider_serving.api.errors import invalid
+from outrider_serving.api.evening import Metronome, read_ahead
 from outrider_serving.api.prepare import Call
 from outrider_serving.api.records import Usage
 from outrider_serving.engine.types import Delta, EngineError, Request
@@ -24,9 +25,17 @@ Generate = Callable[[Request], AsyncGenerator[Delta, None]]
 class Choices:
     """What the engine generates for one call."""
 
-    def __init__(self, generate: Generate, call: Call) -> None:
-        """Nothing happens before the first piece is asked for."""
+    def __init__(self, generate: Generate, call: Call, token_seconds: float | None = None) -> None:
+        """Nothing happens before the first piece is asked for.
+
+        Args:
+            generate: of the engine.
+            call: what to generate.
+            token_seconds: each token of a choice comes by itself, and at least so long after the one before;
+                None lets them come as they are committed.
+        """
         self._generate = generate
+        self._token_seconds = token_seconds
         self._echoes_scores = call.echo is not None and call.echo.offsets is not None
         self._scored = asyncio.Event()
         self._requests = call.requests
@@ -61,27 +70,35 @@ class Choices:
         return streams[0] if len(streams) == 1 else merged(streams)
 
     async def _one(self, request: Request, completion: Completion) -> AsyncGenerator[Piece, None]:
-        async with aclosing(self._deltas(request)) as deltas:
+        metronome = None if self._token_seconds is None else Metronome(self._token_seconds)
+        deltas = self._deltas(request)
+        async with aclosing(deltas if metronome is None else read_ahead(deltas)) as deltas:
             async for delta in deltas:
-                piece = await self._push(delta, completion)
-                yield piece
-                if piece.finish_reason is not None:
-                    return
+                for piece in await self._push(delta, completion, singly=metronome is not None):
+                    if metronome is not None and piece.tokens:
+                        await metronome.beat()
+                    yield piece
+                    if piece.finish_reason is not None:
+                        return
         raise EngineError("the engine ended a completion without a reason")
 
-    async def _push(self, delta: Delta, completion: Completion) -> Piece:
-        """The piece of a delta. An echoed prompt is scored for the first choice only: others wait for it."""
+    async def _push(self, delta: Delta, completion: Completion, *, singly: bool) -> list[Piece]:
+        """The pieces of a delta. An echoed prompt is scored for the first choice only: others wait for it."""
         first = self._completions[0]
         if completion is first:
             # The scores of a whole prompt take long enough to stall every stream.
             large = bool(delta.prompt_logprobs)
-            piece = await asyncio.to_thread(first.push, delta) if large else first.push(delta)
+            pieces = (
+                await asyncio.to_thread(_pieces, first, delta, singly)
+                if large
+                else _pieces(first, delta, singly)
+            )
             self._scored.set()
-            return piece
+            return pieces
         if self._echoes_scores:
             await self._scored.wait()
             completion.echoed = first.echoed
-        return completion.push(delta)
+        return _pieces(completion, delta, singly)
 
     async def _deltas(self, request: Request) -> AsyncGenerator[Delta, None]:
         async with aclosing(self._generate(request)) as deltas:
@@ -90,6 +107,10 @@ class Choices:
                     yield delta
             except ValueError as error:
                 raise invalid(f"The request cannot be served: {error}.") from error
+
+
+def _pieces(completion: Completion, delta: Delta, singly: bool) -> list[Piece]:
+    return completion.push_singly(delta) if singly else [completion.push(delta)]
 
 
 async def merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:

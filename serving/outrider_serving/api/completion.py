@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from outrider_serving.api.detokenize import Detokenizer, StopMatcher
@@ -112,6 +112,23 @@ class Completion:
 
     def push(self, delta: Delta) -> Piece:
         """What the next delta adds; nothing may follow a piece with a finish reason."""
+        piece = self._read_on(delta)
+        self._account(delta, len(piece.tokens))
+        return piece
+
+    def push_singly(self, delta: Delta) -> list[Piece]:
+        """The same in a piece for each token; in one without any where there is none."""
+        if not delta.tokens:
+            return [self.push(delta)]
+        pieces = list[Piece]()
+        for single in _singles(delta):
+            pieces.append(self._read_on(single))
+            if self._stops.stopped:
+                break
+        self._account(delta, len(pieces))
+        return pieces
+
+    def _read_on(self, delta: Delta) -> Piece:
         if delta.prompt_logprobs and self._echo and self._echo.offsets:
             rest = self._score(self._prompt[1:], delta.prompt_logprobs, self._echo.offsets[1:])
             self.echoed = (*self.echoed, *rest)
@@ -120,7 +137,6 @@ class Completion:
         if reason is not None and not self._stops.stopped:
             text += self._show(self._detokenizer.flush()) + self._stops.flush()
             reason = FinishReason.STOP if self._stops.stopped else reason
-        self._account(delta, len(offsets))
         logprobs = self._score(delta.tokens, delta.logprobs, offsets)
         if self._echo is not None and (offsets or reason):
             text, logprobs = self._echo.text + text, (*self.echoed, *logprobs)
@@ -173,3 +189,16 @@ class Completion:
 def _counted(counts: tuple[int, ...], depth: int) -> tuple[int, ...]:
     """One more in the first `depth` positions."""
     return tuple(map(sum, zip_longest(counts, (1,) * depth, fillvalue=0)))
+
+
+def _singles(delta: Delta) -> Iterator[Delta]:
+    """Its text in a delta for each token; what it says of the step is not repeated."""
+    last = len(delta.tokens) - 1
+    scores = delta.prompt_logprobs
+    for number, token in enumerate(delta.tokens):
+        reason = delta.finish_reason if number == last else None
+        one = Delta(
+            delta.request_id, (token,), delta.committed_at, logprobs=delta.logprobs[number : number + 1]
+        )
+        yield replace(one, prompt_logprobs=scores, finish_reason=reason)
+        scores = ()

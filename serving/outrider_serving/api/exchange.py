@@ -101,7 +101,7 @@ class Exchange(Response):
                 model = self._serving.model
                 call = await self._prepare(model)
                 self._count = len(call.requests)
-                self._choices = Choices(model.engine.generate, call)
+                self._choices = Choices(model.engine.generate, call, self._arrival.token_seconds)
                 async with aclosing(self._choices.pieces()) as pieces:
                     if self._arrival.stream:
                         await self._stream(pieces, self._choices, send)

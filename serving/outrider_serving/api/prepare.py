@@ -34,7 +34,8 @@ class Arrival:
     """What is known of a request once its body was accepted; everything later is judged by it.
 
     `stream` also says what the first token written means: an event of its own, or a commit. Times are of
-    time.monotonic(); `deadline` is None where nothing limits the request.
+    time.monotonic(); `deadline` is None where nothing limits the request, `token_seconds` where its tokens
+    come as they are committed.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Arrival:
     labels: Labels
     deadline: float | None = None
     objective: Objective | None = field(default=None)
+    token_seconds: float | None = None
 
     @property
     def tenant(self) -> str:
@@ -97,7 +99,12 @@ def arrive(
         labels=Labels(workload, endpoint, _sampling_class(body), settings.in_force, settings.generation),
         deadline=None if timeout is None else received + timeout,
         objective=settings.objective_of(workload),
+        token_seconds=_seconds(settings.requests.token_milliseconds),
     )
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
 
 
 def _timeout(body: CommonRequest, limits: RequestLimits) -> float | None:

@@ -172,6 +172,27 @@ def test_a_stop_string_in_what_is_left_at_the_end() -> None:
     assert usage.completion_tokens == 2
 
 
+@given(
+    text=st.text("abcé ", min_size=1, max_size=12),
+    cuts=st.lists(st.integers(1, 20), max_size=6),
+    stops=st.lists(st.text("abc ", min_size=1, max_size=3), max_size=2),
+    least=st.integers(0, 5),
+)
+def test_token_by_token_it_is_the_same(text: str, cuts: list[int], stops: list[str], least: int) -> None:
+    prompt, steps = ids("the cat"), deltas(ids(text), cuts)
+    how: Any = {"stops": stops, "min_tokens": least, "echo": Echo("the cat", tuple(range(len(prompt))))}
+    steps = [Delta("id", (), 0.0, reused=2, prompt_logprobs=scores(prompt[1:])), *steps]
+    wholes, usage = run(steps, prompt, **how)
+    completion, singles = Completion(VOCABULARY, prompt, **how), list[Piece]()
+    for step in steps:
+        singles += completion.push_singly(step)
+        if singles[-1].finish_reason:
+            break
+    assert joined(singles) == joined(wholes)
+    assert completion.usage == usage
+    assert all(len(piece.tokens) == 1 for piece in singles[1:])
+
+
 @pytest.mark.parametrize(("min_tokens", "text"), [(0, ""), (1, ""), (2, "a"), (3, "aa"), (4, "aaa")])
 def test_a_stop_string_before_min_tokens_is_text(min_tokens: int, text: str) -> None:
     pieces, usage = run(deltas(ids("aaaa")), stops=["a"], min_tokens=min_tokens)

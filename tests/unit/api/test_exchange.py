@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
@@ -390,6 +391,31 @@ async def test_what_the_settings_forbid_is_no_arrival(make: Make) -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
         assert answer.json()["error"]["code"] == "forbidden_by_settings"
     assert serving.records == []
+
+
+async def test_tokens_come_one_by_one_and_at_an_even_pace_where_the_settings_want_it(make: Make) -> None:
+    """The engine commits two at a time, all at once."""
+    serving = make(Engine("xyzxyz"), RequestLimits(token_milliseconds=30))
+    started = time.monotonic()
+    answer = await ask(serving, stream=True, stream_options={"include_usage": True})
+    took = time.monotonic() - started
+    chunks = [json.loads(line[5:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert [chunk["choices"][0]["text"] for chunk in chunks[:-1]] == list("xyzxyz")
+    assert took >= 5 * 0.03
+    usage = chunks[-1]["usage"]["speculation"]
+    assert (usage["verification_steps"], usage["accepted_tokens"]) == (3, 3)
+    (record,) = serving.records
+    assert record.tpot is not None
+    assert record.tpot >= 0.03
+    assert record.max_gap is not None
+
+
+async def test_a_failure_comes_after_the_tokens_that_wait_for_their_turn(make: Make) -> None:
+    serving = make(Engine("xyzxyz", end=EngineError("it broke")), RequestLimits(token_milliseconds=5))
+    answer = await ask(serving, stream=True)
+    chunks = [json.loads(line[5:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert [chunk["choices"][0]["text"] for chunk in chunks[:-1]] == list("xyzxyz")
+    assert "it broke" in chunks[-1]["error"]["message"]
 
 
 async def test_a_client_that_hangs_up_cancels_every_choice(make: Make) -> None:

@@ -85,6 +85,23 @@ TUNED: Object = MINIMAL | {
     "requests": {"timeoutSeconds": 90, "speculationOverride": False},
 }
 
+SHARED: Object = MINIMAL | {
+    "proposer": {"method": "suffix"},
+    "sharedCache": {
+        "url": "rediss-sentinel://redis-0.redis:26379,redis-1.redis:26379/house/2",
+        "authSecretRef": {"name": "redis"},
+        "caSecretRef": {"name": "redis-tls", "key": "root.pem"},
+        "tenantMode": "header",
+        "trustedGateways": ["10.1.0.0/16", "fd00::/64"],
+        "keyPrefix": "teams:",
+        "retention": {"seconds": 86400, "size": "1.5Mi"},
+        "warmSeconds": 20,
+    },
+}
+
+REDIS: Object = MINIMAL | {"sharedCache": {"url": "redis://redis:6379", "tenantMode": "single"}}
+"""No more than is needed to share."""
+
 
 def changed(spec: Object, path: str, value: object) -> Object:
     """A copy of a spec with one field set, by its dotted path."""

@@ -17,7 +17,7 @@ from outrider_serving.engine import options
 from outrider_serving.flags import make_parser
 from outrider_serving.models.errors import ModelError
 from outrider_serving.models.source import check_source, parse_source
-from unit.operator.builders import FULL, MINIMAL, SIZES, TUNED, changed
+from unit.operator.builders import FULL, MINIMAL, REDIS, SHARED, SIZES, TUNED, changed
 
 Object = dict[str, Any]
 
@@ -26,7 +26,7 @@ ENGINE = SPEC["properties"]["engine"]["properties"]
 
 
 def written(spec: Object) -> list[str]:
-    return arguments("m", SpeculativeModelSpec.model_validate(spec))
+    return arguments("ns", "m", SpeculativeModelSpec.model_validate(spec))
 
 
 def understood(spec: Object) -> Namespace:
@@ -37,7 +37,7 @@ def hints(spec: Object, said: str) -> tuple[str, ...]:
     return advice(Trouble("CrashLoopBackOff", said), SpeculativeModelSpec.model_validate(spec))
 
 
-@pytest.mark.parametrize("spec", [MINIMAL, FULL, TUNED])
+@pytest.mark.parametrize("spec", [MINIMAL, FULL, TUNED, SHARED, REDIS])
 def test_a_pod_understands_its_arguments(spec: Object) -> None:
     chosen, model = understood(spec), SpeculativeModelSpec.model_validate(spec).model
     assert (chosen.dtype, chosen.revision) == (str(model.dtype), model.revision)

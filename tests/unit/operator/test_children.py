@@ -19,11 +19,11 @@ from outrider_operator.config import OperatorConfig
 from outrider_operator.podspec import PullPolicy
 from outrider_operator.spec import SpeculativeModelSpec
 from outrider_serving.settings import PodSettings
-from unit.operator.builders import CONFIG, FULL, MINIMAL, OWNER, TUNED, changed
+from unit.operator.builders import CONFIG, FULL, MINIMAL, OWNER, REDIS, SHARED, TUNED, changed
 
 GOLDEN = Path(__file__).parent / "golden"
 KINDS = ("ServiceAccount", "ConfigMap", "NetworkPolicy", "Service", "PodDisruptionBudget", "Deployment")
-CASES = {"minimal": MINIMAL, "full": FULL, "tuned": TUNED}
+CASES = {"minimal": MINIMAL, "full": FULL, "tuned": TUNED, "shared": SHARED}
 
 
 def build(spec: dict[str, Any], config: OperatorConfig = CONFIG) -> dict[str, dict[str, Any]]:
@@ -94,6 +94,38 @@ def test_keys_change_pods_but_not_their_hash() -> None:
         "--api-keys=/etc/outrider/keys"
         in after["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
     )
+
+
+def test_the_shared_cache_changes_pods_but_not_their_hash() -> None:
+    before, after = build(MINIMAL), build(REDIS)
+    assert {kind for kind in KINDS if before[kind] != after[kind]} == {"Deployment"}
+    assert before["Deployment"]["metadata"] == after["Deployment"]["metadata"]
+    (old,), (new,) = (template(spec)["spec"]["containers"] for spec in (MINIMAL, REDIS))
+    assert new["args"][: len(old["args"])] == old["args"]
+    assert {**new, "args": old["args"]} == old
+    assert template(REDIS)["spec"]["volumes"] == template(MINIMAL)["spec"]["volumes"]
+
+
+@pytest.mark.parametrize("nothing", [{}, {"retention": None}])
+def test_a_shared_cache_of_nothing_changes_nothing(nothing: dict[str, Any]) -> None:
+    assert build(MINIMAL | {"sharedCache": nothing}) == build(MINIMAL)
+
+
+def test_secrets_of_the_shared_cache_reach_pods_as_files_that_can_be_rotated() -> None:
+    pod = template(SHARED)["spec"]
+    (container,) = pod["containers"]
+    volumes = {volume["name"]: volume["secret"] for volume in pod["volumes"] if "secret" in volume}
+    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+    assert volumes.keys() == {"shared-cache-auth", "shared-cache-ca"}
+    for name, secret in volumes.items():
+        assert secret["optional"], "a pod without it serves"
+        assert mounts[name]["readOnly"]
+        assert "subPath" not in mounts[name]
+    assert volumes["shared-cache-ca"]["items"] == [{"key": "root.pem", "path": "ca.crt"}]
+    flags = dict(word[2:].split("=", 1) for word in container["args"][2:])
+    assert flags["shared-cache-auth"] == mounts["shared-cache-auth"]["mountPath"]
+    assert flags["shared-cache-ca"] == mounts["shared-cache-ca"]["mountPath"] + "/ca.crt"
+    assert not [variable for variable in container["env"] if "secret" in json.dumps(variable).lower()]
 
 
 def test_pod_template_carries_neither_arm_hash_nor_role() -> None:

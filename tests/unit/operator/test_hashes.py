@@ -21,6 +21,7 @@ NEITHER = [
     ("requests", {"speculationOverride": False}),
     ("api.port", 81),
     ("api.keysSecretRef", {"name": "x"}),
+    ("sharedCache", {"url": "redis://h", "tenantMode": "single", "retention": {"seconds": 60}}),
 ]
 ARM_ONLY = [("proposer.method", "none"), ("proposer.maxDepth", 3), ("proposer.ngram", {"minMatch": 2})]
 BOTH = [

@@ -77,6 +77,7 @@ def test_lists_say_how_they_merge() -> None:
         for key in keys or ():
             assert key in node["items"]["required"], path
     assert lists[".spec.proposer.suffix.scopes"]["x-kubernetes-list-type"] == "set"
+    assert lists[".spec.sharedCache.trustedGateways"]["x-kubernetes-list-type"] == "set"
     assert lists[".spec.workloads"]["x-kubernetes-list-map-keys"] == ["name"]
     assert lists[".status.conditions"]["x-kubernetes-list-map-keys"] == ["type"]
 

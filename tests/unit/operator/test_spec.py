@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from outrider_operator.names import served_name
 from outrider_operator.spec import SpeculativeModelSpec
-from unit.operator.builders import FULL, MINIMAL, TUNED, changed
+from unit.operator.builders import FULL, MINIMAL, REDIS, SHARED, TUNED, changed
 
 VOLUME = {"name": "v", "mountPath": "/models", "persistentVolumeClaim": {"claimName": "c"}}
 SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
@@ -196,7 +196,7 @@ def test_token_is_given_once() -> None:
         SpeculativeModelSpec.model_validate(spec)
 
 
-@pytest.mark.parametrize("spec", [MINIMAL, FULL, TUNED])
+@pytest.mark.parametrize("spec", [MINIMAL, FULL, TUNED, SHARED, REDIS])
 def test_accepted_and_written_back_the_same(spec: dict[str, Any]) -> None:
     parsed = SpeculativeModelSpec.model_validate(spec)
     again = parsed.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -326,6 +326,39 @@ class TestSettings:
         assert (event.type, event.reason) == ("Warning", "ProposerNotLoaded")
         assert all(found["type"] != "ProposerNotLoaded" for found in before["conditions"])
 
+    def test_a_shared_cache_that_is_not_connected_has_a_condition_of_its_own(self) -> None:
+        before = status_of(self.seen())
+        cut_off = self.seen(p0=report(2, shared_cache_error="timeout: no answer from redis:6379"))
+        status = status_of(cut_off)
+        assert summary(status) == ("True", "Serving")
+        assert condition(status, "SharedCacheNotConnected")["message"] == (
+            "pod p0: timeout: no answer from redis:6379; Redis is named by spec.sharedCache.url"
+        )
+        (event,) = transition_events(before, status)
+        assert (event.type, event.reason) == ("Warning", "SharedCacheNotConnected")
+        assert status_of(with_status(cut_off, status)) == status  # so that no write wakes the next
+        assert list(transition_events(status, status)) == []
+        healed = status_of(with_status(self.seen(), status))
+        assert all(found["type"] != "SharedCacheNotConnected" for found in healed["conditions"])
+
+    @pytest.mark.parametrize(
+        ("error", "help_"),
+        [
+            ("auth: invalid username-password pair or user is disabled.", "spec.sharedCache.authSecretRef "),
+            ("noauth: HELLO must be called with the client already authenticated", "authSecretRef"),
+            ("connection: [SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate", "caSecretRef"),
+            ("connection: [Errno 2] No such file or directory", "caSecretRef"),
+            ("noperm: this user has no permissions to run the 'xadd' command", "docs/operations.md"),
+            ("oom: command not allowed when used memory > 'maxmemory'", "spec.sharedCache.retention"),
+            ("connection: Error 111 connecting to redis-auth:6379.", "spec.sharedCache.url"),
+        ],
+    )
+    def test_why_a_shared_cache_is_not_connected_says_where_to_look(self, error: str, help_: str) -> None:
+        status = status_of(self.seen(p0=report(2, shared_cache_error=error)))
+        message = condition(status, "SharedCacheNotConnected")["message"]
+        assert message.startswith(f"pod p0: {error}; ")
+        assert help_ in message.removeprefix(f"pod p0: {error}; ")
+
     def test_unknown_while_no_pod_ever_answered(self) -> None:
         status = status_of(self.seen(p0=PodReport(error="its admin port does not answer: ConnectTimeout")))
         assert summary(status) == ("False", "SettingsUnknown")
