@@ -21,7 +21,8 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 TRANSFORMERS = "hf"
 
 _SIDES = (
-    f"off, ngram, {TRANSFORMERS} (transformers itself) or a settings file (*.json), whose arm in force runs"
+    f"off, ngram, suffix, {TRANSFORMERS} (transformers itself) or a settings file (*.json), whose arm in "
+    "force runs"
 )
 
 
@@ -75,8 +76,8 @@ def _sides(text: str) -> tuple[tuple[str, PodSettings | None], ...]:
 def _side(text: str) -> tuple[str, PodSettings | None]:
     if text == "off":
         return text, default_settings(Proposer(method=Method.NONE))
-    if text == "ngram":
-        return text, default_settings(Proposer(method=Method.NGRAM))
+    if text in (Method.NGRAM, Method.SUFFIX):
+        return text, default_settings(Proposer(method=Method(text)))
     if text == TRANSFORMERS:
         return text, None
     if not text.endswith(".json"):

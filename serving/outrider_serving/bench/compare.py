@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from outrider_serving.bench.coverage import Coverage, Written, examine
 from outrider_serving.bench.pairs import Estimate, Rule, a_first, estimate, wants_more
 from outrider_serving.bench.results import Difference, Run, Summary, first_difference, summarise
 from outrider_serving.bench.sides import Side, alone
@@ -48,6 +49,8 @@ class Comparison:
     Attributes:
         pairs: in the order in which they ran; at least 2.
         equality: None where outputs may differ, since they are drawn anew each time.
+        coverage: how much of what A wrote in the first pair was seen before; None where nothing was stored,
+            or it is not known.
     """
 
     job: Job
@@ -55,6 +58,7 @@ class Comparison:
     b: str
     pairs: tuple[Pair, ...]
     equality: Equality | None
+    coverage: Coverage | None = None
 
     @property
     def ratios(self) -> list[float]:
@@ -82,6 +86,7 @@ def compare(
     Raises:
         BenchError: a side could not do its work.
     """
+    stored, _ = (alone(partial(side.prepare, job)) for side in (a, b))
     for side in (a, b):
         alone(partial(side.run, job))
     pairs: list[Pair] = []
@@ -89,7 +94,12 @@ def compare(
         pairs.append(_measure(a, b, job, a_first(len(pairs))))
         told(pairs[-1])
     equality = _equality(pairs) if job.sampling.repeats else None
-    return Comparison(job, a.name, b.name, tuple(pairs), equality)
+    return Comparison(job, a.name, b.name, tuple(pairs), equality, _coverage(pairs[0].a, stored))
+
+
+def _coverage(run: Run, stored: Sequence[Written]) -> Coverage | None:
+    written = run.written
+    return None if written is None or not stored else examine(stored, written)
 
 
 def _measure(a: Side, b: Side, job: Job, a_goes_first: bool) -> Pair:

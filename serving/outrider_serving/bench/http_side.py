@@ -7,15 +7,18 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from outrider_serving.bench.coverage import Written
 from outrider_serving.bench.results import BenchError, Run, Stream
 from outrider_serving.bench.sides import check_lengths
-from outrider_serving.bench.workloads import Job
+from outrider_serving.bench.workloads import Job, Workload
+
+_PREPARED_AT_ONCE = 16
 
 TIMEOUT_SECONDS = 600.0
 """Longest silence of a server."""
@@ -57,6 +60,7 @@ def parse_address(text: str) -> SplitResult:
 class _Answer:
     """What of a response has come so far."""
 
+    began: float
     texts: list[str] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
     usage: dict[str, Any] | None = None
@@ -80,6 +84,7 @@ class _Answer:
             tuple(self.arrivals),
             speculation.get("proposed_tokens"),
             speculation.get("accepted_tokens"),
+            self.began,
         )
 
 
@@ -96,14 +101,25 @@ class HttpSide:
         self._endpoint = endpoint
         self.model = self._first_model()
 
+    def prepare(self, job: Job) -> tuple[Written, ...]:
+        """See `Side.prepare`; what a server remembers already, it cannot be told to forget."""
+        stored = job.workload.stored
+        if stored:
+            answered = replace(job, workload=Workload(job.workload.name, stored))
+            self._generate(answered, min(_PREPARED_AT_ONCE, len(stored)), store=True)
+        return ()
+
     def run(self, job: Job) -> Run:
         """See `Side.run`: one connection for each request, all of them made before the first request."""
+        return self._generate(job, job.workload.streams, store=False)
+
+    def _generate(self, job: Job, at_once: int, *, store: bool) -> Run:
         where = f"{self.name}, workload {job.workload.name}"
         try:
             connections = [self._connect() for _ in job.workload.prompts]
             start = time.perf_counter()
-            with ThreadPoolExecutor(max_workers=len(connections)) as pool:
-                ask = partial(self._ask, job, start)
+            with ThreadPoolExecutor(max_workers=at_once) as pool:
+                ask = partial(self._ask, job, start, store)
                 streams = tuple(pool.map(ask, range(len(connections)), connections))
         except (OSError, HTTPException) as error:
             raise BenchError(f"{where}: {self._endpoint}: {error or type(error).__name__}") from error
@@ -114,11 +130,11 @@ class HttpSide:
     def close(self) -> None:
         """See `Side.close`: there is nothing to give back."""
 
-    def _ask(self, job: Job, start: float, number: int, connection: HTTPConnection) -> Stream:
+    def _ask(self, job: Job, start: float, store: bool, number: int, connection: HTTPConnection) -> Stream:
         """One request, to the end of its stream."""
-        answer = _Answer()
+        answer = _Answer(time.perf_counter() - start)
         with closing(connection):
-            body = json.dumps(_body(self.model, job, number)).encode()
+            body = json.dumps(_body(self.model, job, number, store=store)).encode()
             response = self._response(connection, "POST", "/v1/completions", body)
             for event in _events(response):
                 seconds = time.perf_counter() - start
@@ -160,8 +176,8 @@ class HttpSide:
         return response
 
 
-def _body(model: str, job: Job, number: int) -> dict[str, Any]:
-    """The request of this index. It is not to be stored: our server then reads its prompt anew."""
+def _body(model: str, job: Job, number: int, *, store: bool) -> dict[str, Any]:
+    """The request of this index. Where it is not to be stored, our server reads its prompt anew."""
     sampling = job.sampling
     body: dict[str, Any] = {
         "model": model,
@@ -169,7 +185,7 @@ def _body(model: str, job: Job, number: int) -> dict[str, Any]:
         "max_tokens": job.tokens,
         "temperature": sampling.temperature,
         "ignore_eos": True,
-        "store": False,
+        **({} if store else {"store": False}),
         "stream": True,
         "stream_options": {"include_usage": True},
     }

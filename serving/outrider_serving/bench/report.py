@@ -24,7 +24,14 @@ def tables(comparisons: Sequence[Comparison], rule: Rule, bar: float | None) -> 
 def _ratios(comparisons: Sequence[Comparison], rule: Rule, bar: float | None) -> str:
     a, b = comparisons[0].a, comparisons[0].b
     head = ["workload", f"{a} tok/s", f"{b} tok/s", f"{a} / {b}", f"{CONFIDENCE:.0%} interval"]
-    head += ["pairs", "settled", *([f"at least {bar:g}"] if bar is not None else []), "output"]
+    head += [
+        "pairs",
+        "settled",
+        *([f"at least {bar:g}"] if bar is not None else []),
+        "output",
+        "stored before",
+        "in itself",
+    ]
     rows = []
     for comparison in comparisons:
         found, (of_a, of_b) = comparison.estimate, comparison.summaries
@@ -32,7 +39,9 @@ def _ratios(comparisons: Sequence[Comparison], rule: Rule, bar: float | None) ->
         row += [f"{found.low:.3f} to {found.high:.3f}", str(found.pairs)]
         row += ["yes" if settled(found, rule) else f"no (half-width {found.half_width:.1%})"]
         row += [verdict(found, bar, rule).value] if bar is not None else []
-        rows.append([*row, equality_in_words(comparison.equality)])
+        of = comparison.coverage
+        seen = ["", ""] if of is None else [f"{of.share:.0%}", f"{of.own_share:.0%}"]
+        rows.append([*row, equality_in_words(comparison.equality), *seen])
     return _table(head, rows)
 
 
@@ -128,6 +137,7 @@ def _comparison(comparison: Comparison, rule: Rule, bar: float | None) -> dict[s
         "settled": settled(found, rule),
         "verdict": verdict(found, bar, rule).value if bar is not None else None,
         "equality": asdict(comparison.equality) if comparison.equality is not None else None,
+        "coverage": asdict(comparison.coverage) if comparison.coverage is not None else None,
         "summaries": {"a": asdict(a), "b": asdict(b)},
         "outputs": {"a": _outputs(comparison.pairs[0].a), "b": _outputs(comparison.pairs[0].b)},
         "pairs": [_pair(pair) for pair in comparison.pairs],
@@ -149,7 +159,7 @@ def _run(run: Run) -> dict[str, Any]:
         "seconds": run.seconds,
         "tokens": run.tokens,
         "streams": [
-            {name: value for name, value in asdict(stream).items() if name != "output"}
+            {name: value for name, value in asdict(stream).items() if name not in ("output", "prompt")}
             for stream in run.streams
         ],
         "breakdown": asdict(run.breakdown) if run.breakdown is not None else None,

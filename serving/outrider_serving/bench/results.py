@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from outrider_serving.bench.breakdown import Breakdown
+from outrider_serving.bench.coverage import Written
 
 QUANTILES = (0.5, 0.9, 0.99)
 """Of the pauses between tokens."""
@@ -27,6 +28,8 @@ class Stream:
         arrivals: seconds since the run's start at which some of them came: once for each step that brought
             any, or for each chunk of a response. Never empty, in order.
         proposed, accepted: proposed tokens that were verified, and those kept; None where it is not known.
+        began: seconds since the run's start at which it was sent.
+        prompt: token ids; None where they are not known.
     """
 
     output: tuple[int, ...] | str
@@ -34,6 +37,8 @@ class Stream:
     arrivals: tuple[float, ...]
     proposed: int | None = None
     accepted: int | None = None
+    began: float = 0.0
+    prompt: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,16 @@ class Run:
 
     streams: tuple[Stream, ...]
     breakdown: Breakdown | None = None
+
+    @property
+    def written(self) -> tuple[Written, ...] | None:
+        """Prompts and outputs; None where some are not known as token ids."""
+        found = [
+            Written(stream.prompt, stream.output)
+            for stream in self.streams
+            if stream.prompt is not None and not isinstance(stream.output, str)
+        ]
+        return tuple(found) if len(found) == len(self.streams) else None
 
     @property
     def seconds(self) -> float:
@@ -70,7 +85,7 @@ class Summary:
 
     Attributes:
         speed: tokens per second: all tokens by all seconds.
-        first_token: median seconds from a run's start to a stream's first token.
+        first_token: median seconds from a request to its first token.
         pauses: `QUANTILES` of the seconds between two arrivals of a stream.
         tokens_per_step: of a stream: all tokens by all arrivals.
         acceptance: accepted by proposed; None where it is not known, or nothing was proposed.
@@ -93,7 +108,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
     parts = [run.breakdown for run in runs if run.breakdown is not None]
     return Summary(
         speed=tokens / sum(run.seconds for run in runs),
-        first_token=quantile([stream.arrivals[0] for stream in streams], 0.5),
+        first_token=quantile([stream.arrivals[0] - stream.began for stream in streams], 0.5),
         pauses=tuple(quantile(pauses, q) if pauses else 0.0 for q in QUANTILES),
         tokens_per_step=tokens / sum(len(stream.arrivals) for stream in streams),
         acceptance=_acceptance(streams),

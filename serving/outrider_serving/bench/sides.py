@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
+from outrider_serving.bench.coverage import Written
 from outrider_serving.bench.results import BenchError, Run
 from outrider_serving.bench.workloads import Job
 
@@ -20,8 +21,18 @@ class Side(Protocol):
         """What tables call it."""
         ...
 
+    def prepare(self, job: Job) -> tuple[Written, ...]:
+        """Answer what a workload has stored, before its first run; what that gave, where it is known.
+
+        Nothing else that was answered before may be proposed from then on, as far as the side can forget.
+
+        Raises:
+            BenchError: it could not.
+        """
+        ...
+
     def run(self, job: Job) -> Run:
-        """Generate all of a workload's requests at once, to the last token.
+        """Generate a workload's requests, to the last token. Nothing of them is remembered.
 
         Raises:
             BenchError: it could not, or gave more or fewer tokens than were asked for.

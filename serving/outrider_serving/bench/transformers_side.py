@@ -10,6 +10,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
+from outrider_serving.bench.coverage import Written
 from outrider_serving.bench.results import BenchError, Run, Stream
 from outrider_serving.bench.sides import check_lengths
 from outrider_serving.bench.workloads import Job
@@ -47,6 +48,16 @@ class TransformersSide:
         self._model = cast("Any", loaded.model)
         self._model.set_attn_implementation("sdpa" if self._model._supports_sdpa else "eager")
         self._batched: Job | None = None  # what the batch that transformers keeps is sized for
+
+    def prepare(self, job: Job) -> tuple[Written, ...]:
+        """See `Side.prepare`: it remembers nothing.
+
+        Raises:
+            BenchError: transformers would run all requests at once.
+        """
+        if job.workload.streams < len(job.workload.prompts):
+            raise BenchError(f"{self.name} cannot run {job.workload.name}, which takes turns")
+        return ()
 
     def run(self, job: Job) -> Run:
         """See `Side.run`."""

@@ -8,23 +8,38 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
+from outrider_serving.bench.agent import agent_workload
+from outrider_serving.bench.agent_templates import FAMILIES
+
 MOST_STREAMS = 1024
 
 _LIST = "apple pear plum cherry grape mango kiwi lemon lime melon"
 _CODE_CHARACTERS, _AGAIN_CHARACTERS = 1800, 200
 
 ALLOWED = (
-    f"open, repeat or code, several at once as open:8, or batch8 for open and repeat in turn (at most "
-    f"{MOST_STREAMS} at once)"
+    "open, repeat or code, agent, agent-cold, agent-again or agent-unlike, several at once as open:8, or "
+    f"batch8 for open and repeat in turn (at most {MOST_STREAMS} at once)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests that arrive at once: one for each prompt."""
+    """Requests: one for each prompt.
+
+    Attributes:
+        at_once: so many of them at any time, the next one as soon as one has ended; 0 for all.
+        stored: prompts that were answered before: what was written then may be proposed now.
+    """
 
     name: str
     prompts: tuple[str, ...]
+    at_once: int = 0
+    stored: tuple[str, ...] = ()
+
+    @property
+    def streams(self) -> int:
+        """How many run at once."""
+        return min(self.at_once or len(self.prompts), len(self.prompts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +80,16 @@ class Job:
 
 
 def parse_workload(text: str) -> Workload:
-    """A workload by its name: PROMPT, PROMPT:STREAMS or batchSTREAMS.
+    """A workload by its name: PROMPT, PROMPT:STREAMS or batchSTREAMS; of `agent` also what was stored.
 
     Raises:
         ValueError: there is none; the message says what is allowed.
     """
     single = re.fullmatch(r"(open|repeat|code)(?::([1-9]\d{0,3}))?", text, re.ASCII)
     mixed = re.fullmatch(r"batch([1-9]\d{0,3})", text, re.ASCII)
+    agent = re.fullmatch(r"agent(-cold|-again|-unlike)?(?::([1-9]\d{0,3}))?", text, re.ASCII)
+    if agent is not None:
+        return _agent(text, agent[1] or "", int(agent[2] or 1))
     if single is not None:
         names, streams = [single[1]], int(single[2] or 1)
     elif mixed is not None:
@@ -82,6 +100,28 @@ def parse_workload(text: str) -> Workload:
         raise ValueError(f"{text!r} has {streams} streams: at most {MOST_STREAMS}")
     prompts = [prompt(name) for name in names]
     return Workload(text, tuple(islice(cycle(prompts), streams)))
+
+
+def _agent(name: str, kind: str, streams: int) -> Workload:
+    """What agents ask, one after the other.
+
+    * *agent*: later revisions of documents whose earlier ones were answered before;
+    * *agent-cold*: the same, and nothing was;
+    * *agent-again*: the earlier ones once more, word for word;
+    * *agent-unlike*: texts with nothing in common with what was answered before.
+
+    Raises:
+        ValueError: more streams than prompts.
+    """
+    sets = agent_workload()
+    # One document of each family; of all of them a run would take minutes.
+    one_each = slice(len(FAMILIES), 2 * len(FAMILIES))
+    revisions = (sets.retried if kind == "-again" else sets.measured)[one_each]
+    prompts = sets.unlike if kind == "-unlike" else tuple(one.text for one in revisions)
+    if streams > len(prompts):
+        raise ValueError(f"{name!r} has {streams} streams, but there are {len(prompts)} prompts")
+    stored = () if kind == "-cold" else tuple(one.text for one in sets.stored)
+    return Workload(name, prompts, streams, stored)
 
 
 def prompt(name: str) -> str:

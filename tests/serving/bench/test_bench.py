@@ -15,7 +15,7 @@ from outrider_serving.bench.engine_side import EngineSide
 from outrider_serving.bench.opening import Wanted, open_sides
 from outrider_serving.bench.results import BenchError, first_difference
 from outrider_serving.bench.sides import Side
-from outrider_serving.bench.workloads import Job, Sampling, parse_workload
+from outrider_serving.bench.workloads import Job, Sampling, Workload, parse_workload
 from outrider_serving.engine.options import EngineOptions
 from outrider_serving.settings import Method, NgramSettings, Proposer, default_settings
 from serving.tiny import make_tiny_model
@@ -173,3 +173,24 @@ def test_too_long_a_context_is_bad_input(
 ) -> None:
     assert cli.main(["bench", model, "--context-length", "100000"]) == 2
     assert capsys.readouterr().err.startswith("outrider bench: error: context length 100000 exceeds")
+
+
+def test_what_a_side_has_stored_is_remembered_and_nothing_else(model: str) -> None:
+    """What is measured leaves nothing, so that each run finds what the first one found."""
+    suffix, off = sides(model, Method.SUFFIX, Method.NONE)
+    assert isinstance(suffix, EngineSide)
+    stored = ("a b c d e f", "g h i j k")
+    again = Job(Workload("again", stored, at_once=1, stored=stored), TOKENS, GREEDY)
+    cold = Job(Workload("cold", stored), TOKENS, GREEDY)
+    outputs = suffix.prepare(again)
+    assert [len(written.output) for written in outputs] == [TOKENS, TOKENS]
+    remembered = suffix.history
+    assert remembered.tokens == 2 * (TOKENS + 1)
+    known = suffix.run(again)
+    assert known.written == outputs
+    assert first_difference(known, off.run(again)) is None
+    assert suffix.history == remembered
+    assert suffix.prepare(cold) == ()
+    assert suffix.history.tokens == 0
+    for side in (suffix, off):
+        side.close()

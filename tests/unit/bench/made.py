@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from outrider_serving.bench.breakdown import Breakdown
+from outrider_serving.bench.coverage import Written
 from outrider_serving.bench.results import Run, Stream
 from outrider_serving.bench.workloads import Job, Sampling, Workload
 
@@ -18,7 +19,7 @@ def run(
 ) -> Run:
     """One stream of 4 tokens, two of which came at half of its time."""
     whole = output if isinstance(output, str) else tuple(output)
-    return Run((Stream(whole, 4, (seconds / 2, seconds), proposed=4, accepted=2),), breakdown)
+    return Run((Stream(whole, 4, (seconds / 2, seconds), proposed=4, accepted=2, prompt=(7,)),), breakdown)
 
 
 @dataclass
@@ -29,6 +30,11 @@ class MadeSide:
     runs: Callable[[int], Run]
     calls: list[str] = field(default_factory=list)
     count: int = 0
+    stored: tuple[Written, ...] = ()
+
+    def prepare(self, job: Job) -> tuple[Written, ...]:
+        self.calls.append(f"prepare {self.name}")
+        return self.stored
 
     def run(self, job: Job) -> Run:
         self.calls.append(self.name)

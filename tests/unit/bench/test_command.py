@@ -32,8 +32,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     [
         ([], "give either MODEL or --http"),
         (["m", "--http", "a=http://h:1", "b=http://h:2"], "give either MODEL or --http"),
-        (["m", "--compare", "off"], "'off' is not two sides: A,B of off, ngram, hf"),
-        (["m", "--compare", "off,eagle"], "'eagle' is not a side: off, ngram, hf"),
+        (["m", "--compare", "off"], "'off' is not two sides: A,B of off, ngram, suffix, hf"),
+        (["m", "--compare", "off,eagle"], "'eagle' is not a side: off, ngram, suffix, hf"),
         (["m", "--compare", "off,no_such_file.json"], "no_such_file.json: cannot read"),
         (["--http", "http://h:1", "b=http://h:2"], "'http://h:1' is not a server as NAME=http://HOST:PORT"),
         (["--http", "a=h:1", "b=http://h:2"], "'h:1' is not an address as http://HOST:PORT"),

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from outrider_serving.bench.compare import Equality, compare
+from outrider_serving.bench.coverage import Coverage, Written
 from outrider_serving.bench.pairs import LEAST_PAIRS, Rule
 from outrider_serving.bench.results import BenchError, Difference, Run
 from outrider_serving.bench.sides import alone, check_lengths
@@ -13,11 +14,22 @@ from unit.bench.made import DRAWN, JOB, MadeSide, run
 RULE = Rule(half_width=0.03)
 
 
-def test_each_side_warms_up_then_pairs_alternate() -> None:
+def test_each_side_prepares_and_warms_up_then_pairs_alternate() -> None:
     calls: list[str] = []
     a, b = MadeSide("a", lambda _: run(1.0), calls), MadeSide("b", lambda _: run(2.0), calls)
     compare(a, b, JOB, Rule(0.03, 2, 4))
-    assert "".join(calls) == "ab" + "abbaabba"
+    assert calls[:2] == ["prepare a", "prepare b"]
+    assert "".join(calls[2:]) == "ab" + "abbaabba"
+
+
+def test_how_much_of_what_a_wrote_was_stored() -> None:
+    stored = Written((1,), (99, *range(8, 18))), Written((2,), (3, 4))
+    a = MadeSide("a", lambda _: run(1.0, tuple(range(20))), stored=stored)
+    found = compare(a, MadeSide("b", lambda _: run(1.0)), JOB, RULE).coverage
+    assert found == Coverage(tokens=20, covered=10, looked_up=0, verbatim=0)
+    assert compare(MadeSide("b", lambda _: run(1.0)), a, JOB, RULE).coverage is None
+    text = MadeSide("a", lambda _: run(1.0, "text"), stored=stored)
+    assert compare(text, text, JOB, RULE).coverage is None
 
 
 def test_the_ratio_is_of_a_to_b_and_the_warm_up_does_not_count() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from outrider_serving.bench.http_side import Endpoint, HttpSide, parse_address
 from outrider_serving.bench.results import BenchError
-from outrider_serving.bench.workloads import Job, Sampling, parse_workload
+from outrider_serving.bench.workloads import Job, Sampling, Workload, parse_workload
 from unit.bench.server import Script, serving, text, usage
 
 OPEN = Job(parse_workload("open"), tokens=3)
@@ -56,6 +56,22 @@ def test_a_greedy_request() -> None:
             "stream_options": {"include_usage": True},
         }
     ]
+
+
+def test_what_is_stored_is_asked_for_before_and_may_be_remembered() -> None:
+    script = Script([text("a"), usage(3), "[DONE]"])
+    job = Job(Workload("agent", ("later", "last"), at_once=1, stored=("first", "second")), tokens=3)
+    with serving(script) as address:
+        assert side(address).prepare(job) == ()
+        run = side(address).run(job)
+    assert {body["prompt"]: body.get("store") for body in script.bodies} == {
+        "first": None,
+        "second": None,
+        "later": False,
+        "last": False,
+    }
+    first, second = run.streams
+    assert first.began < first.arrivals[-1] <= second.began
 
 
 def test_sampled_requests_of_a_batch_have_seeds_of_their_own() -> None:

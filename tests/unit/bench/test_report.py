@@ -1,9 +1,11 @@
 """Tables and JSON."""
 
 import json
+from dataclasses import replace
 
 from outrider_serving.bench.breakdown import Breakdown
 from outrider_serving.bench.compare import Comparison, Equality, Pair
+from outrider_serving.bench.coverage import Coverage
 from outrider_serving.bench.pairs import Rule
 from outrider_serving.bench.report import document, equality_in_words, tables
 from outrider_serving.bench.results import Difference
@@ -34,7 +36,15 @@ def test_a_table_of_ratios() -> None:
         "settled": "yes",
         "at least 1.5": "met",
         "output": "identical",
+        "stored before": "",
+        "in itself": "",
     }
+
+
+def test_how_much_was_seen_before_is_told() -> None:
+    seen = replace(comparison(), coverage=Coverage(tokens=100, covered=61, looked_up=30, verbatim=0))
+    table = cells(tables([seen], RULE, None).split("\n\n")[0])
+    assert (table[0][-2:], table[2][-2:]) == (["stored before", "in itself"], ["61%", "30%"])
 
 
 def test_a_bar_that_is_not_reached() -> None:
@@ -103,7 +113,7 @@ def test_the_json_has_every_pair() -> None:
     assert [pair["order"] for pair in one["pairs"]] == ["AB", "BA"] * 5
     assert [pair["ratio"] for pair in one["pairs"]] == [2.0] * 10
     assert one["pairs"][0]["a"]["streams"] == [
-        {"tokens": 4, "arrivals": [0.5, 1.0], "proposed": 4, "accepted": 2}
+        {"tokens": 4, "arrivals": [0.5, 1.0], "proposed": 4, "accepted": 2, "began": 0.0}
     ]
     assert one["pairs"][0]["a"]["breakdown"]["steps"] == 4
     assert one["pairs"][0]["b"]["breakdown"] is None

@@ -36,6 +36,22 @@ def test_other_names_are_refused_with_what_is_allowed(name: str) -> None:
         parse_workload(name)
 
 
+@pytest.mark.parametrize("name", ["agent", "agent-cold", "agent-again", "agent-unlike"])
+def test_what_agents_ask(name: str) -> None:
+    one, several = parse_workload(name), parse_workload(f"{name}:4")
+    assert (one.streams, several.streams) == (1, 4)
+    assert one.prompts == several.prompts
+    assert len(one.prompts) >= 12
+    assert bool(one.stored) == (name != "agent-cold")
+    again = set(one.prompts) & set(one.stored)
+    assert again == (set(one.prompts) if name == "agent-again" else set())
+
+
+def test_agents_have_so_many_prompts() -> None:
+    with pytest.raises(ValueError, match=r"'agent:99' has 99 streams, but there are \d+ prompts"):
+        parse_workload("agent:99")
+
+
 def test_too_many_streams_are_refused() -> None:
     with pytest.raises(ValueError, match=f"9999 streams: at most {MOST_STREAMS}"):
         parse_workload("open:9999")
