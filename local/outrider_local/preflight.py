@@ -37,6 +37,10 @@ TOOLS = {
     "ldd": "libc-bin",
     environment.COMPILER: "g++",
 }
+#: What only the tests need besides.
+TEST_TOOLS = {"redis-server": "redis-server", "redis-sentinel": "redis-sentinel"}
+#: Services that packages start, which nothing here uses.
+SERVICES = {"etcd-server": "etcd", "redis-server": "redis-server", "redis-sentinel": "redis-sentinel"}
 ENSUREPIP = "python3-venv"
 #: An overlay, which the node's /var and its containers are, cannot be written on top of these.
 UNFIT_FILE_SYSTEMS = {
@@ -94,6 +98,7 @@ class Machine:
     hidden: tuple[tuple[str, Path], ...]
     taken: tuple[Taken, ...]
     node_runs: bool
+    missing_test_tools: tuple[str, ...]
 
 
 def gather(settings: Settings) -> Machine:
@@ -116,6 +121,7 @@ def gather(settings: Settings) -> Machine:
         hidden=hidden_folders(settings, mountinfo),
         taken=_taken(settings),
         node_runs=running,
+        missing_test_tools=tuple(tool for tool in TEST_TOOLS if find(tool) is None),
     )
 
 
@@ -161,15 +167,20 @@ def check(machine: Machine, settings: Settings) -> list[ProblemError]:
 
 def packages(machine: Machine) -> list[str]:
     """The Debian packages that bring what is missing."""
-    wanted = [TOOLS[tool] for tool in machine.missing_tools]
+    known = TOOLS | TEST_TOOLS
+    wanted = [known[tool] for tool in machine.missing_tools]
     return list(dict.fromkeys(wanted if machine.ensurepip else [*wanted, ENSUREPIP]))
 
 
 def run(settings: Settings, *, with_ports: bool = True) -> None:
-    """Check everything, install missing packages; raise when something stands in the way."""
+    """Check everything, install missing packages; raise when something stands in the way.
+
+    Without ports it is for tests, which choose their own, and need tools of their own.
+    """
     machine = gather(settings)
     if not with_ports:
-        machine = replace(machine, taken=())
+        all_missing = (*machine.missing_tools, *machine.missing_test_tools)
+        machine = replace(machine, taken=(), missing_tools=all_missing)
     problems = check(machine, settings)
     missing = packages(machine)
     if missing and not machine.apt:
@@ -205,10 +216,16 @@ def install(missing: Iterable[str]) -> None:
         raise ProblemError(
             "apt-get could not install them", f"run: apt-get install {' '.join(names)}", EXIT_USAGE
         )
-    if "etcd-server" in names and Path("/run/systemd/system").exists():
-        # The package starts a service of its own, which the node does not use.
-        detail("the package etcd-server started a service; ending it: systemctl disable --now etcd")
-        subprocess.run([*privileges.sudo_prefix(), "systemctl", "disable", "--now", "etcd"], check=False)
+    if Path("/run/systemd/system").exists():
+        for name in names:
+            if name in SERVICES:
+                end_service(name, SERVICES[name])
+
+
+def end_service(package: str, service: str) -> None:
+    """End what a package has started."""
+    detail(f"the package {package} started a service; ending it: systemctl disable --now {service}")
+    subprocess.run([*privileges.sudo_prefix(), "systemctl", "disable", "--now", service], check=False)
 
 
 def file_system(path: Path, mountinfo: str) -> str:

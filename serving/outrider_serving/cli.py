@@ -19,6 +19,8 @@ from outrider_serving.flags import TEMPLATE_VARIABLE, make_parser
 from outrider_serving.models.errors import ModelError
 from outrider_serving.models.source import DirectorySource, HubSource, Source, check_source, parse_source
 from outrider_serving.settings import PodSettings, default_settings
+from outrider_serving.suffix.shared import cli as suffix
+from outrider_serving.suffix.shared.options import LogOptions
 from outrider_serving.tenancy import Tenancy, TenancyError, tenancy
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if chosen.command == "bench":
         return bench.run(chosen)
+    if chosen.command == "suffix":
+        return suffix.run(chosen)
     return _serve(chosen)
 
 
@@ -96,6 +100,9 @@ def _options(chosen: argparse.Namespace) -> tuple[ServeOptions, PodSettings]:
         settings_file=chosen.settings,
         keys_directory=chosen.api_keys,
         tenancy=_tenancy(chosen),
+        shared_cache=_shared_cache(chosen),
+        retention=chosen.retention,
+        warm_seconds=chosen.warm_seconds,
         chat_template=_chat_template(chosen.chat_template),
         step_timeout=chosen.step_timeout,
         drain_delay=chosen.drain_delay,
@@ -111,6 +118,35 @@ def _tenancy(chosen: argparse.Namespace) -> Tenancy:
         )
     except TenancyError as error:
         raise StartError(str(error)) from error
+
+
+def _shared_cache(chosen: argparse.Namespace) -> LogOptions | None:
+    """What is shared through which Redis, None where there is none."""
+    if chosen.shared_cache is None:
+        if chosen.shared_cache_auth is not None or chosen.shared_cache_ca is not None:
+            raise StartError("--shared-cache-auth and --shared-cache-ca are for a --shared-cache")
+        return None
+    try:
+        return LogOptions(
+            url=chosen.shared_cache,
+            auth=chosen.shared_cache_auth,
+            ca=chosen.shared_cache_ca,
+            prefix=chosen.shared_cache_prefix,
+            retention_seconds=chosen.retention,
+            retention_bytes=chosen.retention_size,
+        )
+    except ValueError as error:
+        field, _, what = str(error).partition(": ")
+        raise StartError(f"{_SHARING_FLAGS[field]}: {what}") from error
+
+
+_SHARING_FLAGS = {
+    "url": "--shared-cache",
+    "prefix": "--shared-cache-prefix",
+    "retention_seconds": "--retention",
+    "retention_bytes": "--retention-size",
+}
+"""By field of `LogOptions`."""
 
 
 def _engine_options(chosen: argparse.Namespace) -> EngineOptions:

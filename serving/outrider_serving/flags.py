@@ -14,6 +14,8 @@ from outrider_serving.bench import arguments as bench
 from outrider_serving.engine import options as engine
 from outrider_serving.engine.process.child import DEFAULT_PATIENCE
 from outrider_serving.settings import TenantMode
+from outrider_serving.suffix.shared import cli as suffix
+from outrider_serving.suffix.shared.options import FORMS, PREFIX, RETENTION_BYTES, RETENTION_SECONDS
 
 TEMPLATE_VARIABLE = "OUTRIDER_CHAT_TEMPLATE"
 """Environment variable that holds a chat template's text, empty for none; --chat-template comes first."""
@@ -32,6 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("version", help="print the version")
     bench.add_parser(commands)
+    suffix.add_parser(commands)
     serve = commands.add_parser(
         "serve",
         help="serve a model over an OpenAI-compatible API",
@@ -81,6 +84,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="NETWORK",
         help="from where X-Outrider-Tenant is believed, as 10.1.0.0/16; may be given several times",
     )
+    _add_sharing_options(serve)
     _add_engine_options(serve)
     add("--drain-delay", default=5.0, type=_seconds, metavar="SECONDS", help="still accepting after SIGTERM")
     add(
@@ -92,6 +96,48 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--log-level", default="info", choices=logs.LEVELS, help="least severe records to log")
     return parser
+
+
+def _add_sharing_options(serve: argparse.ArgumentParser) -> None:
+    """Options of what pods share of finished outputs, and how long it is kept."""
+    add = serve.add_argument
+    add(
+        "--shared-cache",
+        type=_text,
+        metavar="URL",
+        help=f"Redis through which pods share finished outputs: {FORMS}",
+    )
+    add(
+        "--shared-cache-auth",
+        type=Path,
+        metavar="DIR",
+        help="directory with the files `password` and `username`, read again at each connection",
+    )
+    add("--shared-cache-ca", type=Path, metavar="FILE", help="certificates (PEM) that may sign Redis' own")
+    add(
+        "--shared-cache-prefix", default=PREFIX, type=_text, metavar="PREFIX", help="what its keys begin with"
+    )
+    add(
+        "--retention",
+        default=RETENTION_SECONDS,
+        type=_count,
+        metavar="SECONDS",
+        help="how long a finished output is kept, here and there",
+    )
+    add(
+        "--retention-size",
+        default=RETENTION_BYTES,
+        type=_bytes,
+        metavar="BYTES",
+        help="how much of a tenant is kept there, compressed, as 64Mi",
+    )
+    add(
+        "--warm-seconds",
+        default=5.0,
+        type=_seconds,
+        metavar="SECONDS",
+        help="how long the start waits at most for what others have shared",
+    )
 
 
 def _add_engine_options(serve: argparse.ArgumentParser) -> None:

@@ -15,6 +15,8 @@ class Kind(StrEnum):
 
     HISTOGRAM = "histogram"
     GAUGE = "gauge"
+    READ_COUNTER = "read counter"
+    """One that somebody else counts; it is read when asked for, as a gauge is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,15 @@ _GEN_AI = (
 _DOUBLING = tuple(0.01 * 2**power for power in range(14))
 _TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _TPOT_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+
+
+def _shared(*lines: tuple[str, Kind, str, str], labels: tuple[str, ...] = ()) -> list[Instrument]:
+    """What the shared log tells."""
+    return [
+        Instrument(f"outrider.shared.{name}", kind, unit, description, labels)
+        for name, kind, unit, description in lines
+    ]
+
 
 TABLE: tuple[Instrument, ...] = (
     Instrument(
@@ -200,6 +211,41 @@ TABLE: tuple[Instrument, ...] = (
         Kind.GAUGE,
         "{token}",
         "Tokens that had to make room for others since the engine's process started.",
+    ),
+    *_shared(
+        ("connected", Kind.GAUGE, "1", "1 while the Redis of the shared cache is connected; without one, 0."),
+        (
+            "fresh",
+            Kind.GAUGE,
+            "s",
+            "Seconds since all that is followed was read to its end; nothing before that or without a Redis.",
+        ),
+        ("lag", Kind.GAUGE, "{entry}", "Entries of the followed streams that are known and not read."),
+        ("tenants", Kind.GAUGE, "{tenant}", "Tenants whose streams are followed."),
+        ("queue", Kind.GAUGE, "{token}", "Tokens of finished outputs that wait to be written."),
+        ("published", Kind.READ_COUNTER, "{token}", "Tokens of finished outputs that were written."),
+        (
+            "received",
+            Kind.READ_COUNTER,
+            "{token}",
+            "Tokens of others' outputs that were handed to the engine.",
+        ),
+        (
+            "duplicates",
+            Kind.READ_COUNTER,
+            "{record}",
+            "Records that were read again, or were this pod's own.",
+        ),
+        ("gaps", Kind.READ_COUNTER, "{record}", "Records that were trimmed or lost before they were read."),
+        ("purges", Kind.READ_COUNTER, "{purge}", "Purges that were applied."),
+        ("reconnects", Kind.READ_COUNTER, "{connection}", "Connections after the first."),
+        ("refilled", Kind.READ_COUNTER, "{record}", "Records written again to a Redis that had lost them."),
+    ),
+    *_shared(
+        ("dropped", Kind.READ_COUNTER, "{output}", "Finished outputs that were not written, by reason."),
+        ("skipped", Kind.READ_COUNTER, "{record}", "Records that were not taken, by reason."),
+        ("faults", Kind.READ_COUNTER, "{fault}", "Connections that failed and writes that were refused."),
+        labels=("reason",),
     ),
     Instrument(
         "outrider.position.proposed",

@@ -27,8 +27,11 @@ from outrider_serving.instruments import TABLE, Instrument, Kind
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 PROVIDER = "outrider"
 
-Gauges = Mapping[str, Callable[[], float]]
-"""How to read each gauge of the table, by name."""
+Reading = float | Mapping[str, float] | None
+"""What is read: a number, one for each value of the one label, or nothing that could be told."""
+
+Readers = Mapping[str, Callable[[], Reading]]
+"""How to read each gauge and each read counter of the table, by name."""
 
 _SERIES_LIMIT = 20_000
 """Most series of one counter; beyond it the SDK folds new ones into an overflow series."""
@@ -37,8 +40,8 @@ _SERIES_LIMIT = 20_000
 class Telemetry:
     """The instruments of one process, and their exposition. Safe to use from any thread."""
 
-    def __init__(self, *, address: str, port: int, gauges: Gauges) -> None:
-        """`address` and `port` are where the API listens; `gauges` has one reader for each gauge of TABLE."""
+    def __init__(self, *, address: str, port: int, readers: Readers) -> None:
+        """`address` and `port` are where the API listens."""
         self._server = {"server.address": address, "server.port": port}
         self._registry = CollectorRegistry()
         reader = PrometheusMetricReader(
@@ -60,8 +63,8 @@ class Telemetry:
                 self._histograms[line.name] = meter.create_histogram(
                     line.name, line.unit, line.description, explicit_bucket_boundaries_advisory=line.buckets
                 )
-            elif line.kind is Kind.GAUGE:
-                _observe(meter, line, gauges[line.name])
+            elif line.kind in (Kind.GAUGE, Kind.READ_COUNTER):
+                _observe(meter, line, readers[line.name])
 
     def exposition(self) -> bytes:
         """All figures in Prometheus' text format (CONTENT_TYPE)."""
@@ -176,8 +179,17 @@ class Telemetry:
             self._histograms["gen_ai.server.time_per_output_token"].record(record.tpot, attributes)
 
 
-def _observe(meter: Meter, line: Instrument, read: Callable[[], float]) -> None:
+def _observe(meter: Meter, line: Instrument, read: Callable[[], Reading]) -> None:
     def callback(_options: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(read())]
+        found = read()
+        if found is None:
+            return []
+        if isinstance(found, Mapping):
+            (label,) = line.labels
+            return [Observation(value, {label: name}) for name, value in found.items()]
+        return [Observation(found)]
 
-    meter.create_observable_gauge(line.name, [callback], line.unit, line.description)
+    if line.kind is Kind.GAUGE:
+        meter.create_observable_gauge(line.name, [callback], line.unit, line.description)
+    else:
+        meter.create_observable_counter(line.name, [callback], line.unit, line.description)

@@ -10,6 +10,7 @@ import pickle
 from outrider_serving import logs
 from outrider_serving.api.forms import Forms
 from outrider_serving.api.options import ServeOptions, StartError
+from outrider_serving.api.sharing import model_identity
 from outrider_serving.api.state import ServedModel
 from outrider_serving.api.text import TemplateError, TextEncoder
 from outrider_serving.engine.process.client import EngineClient
@@ -27,7 +28,7 @@ async def load(options: ServeOptions, engine: EngineClient) -> ServedModel:
     """
     try:
         model = await engine.start()
-        encoder = await asyncio.to_thread(_encoder, model, options)
+        encoder, identity = await asyncio.to_thread(_encoder, model, options)
     except ModelError as error:
         raise StartError(str(error)) from error
     except TemplateError as error:
@@ -46,22 +47,28 @@ async def load(options: ServeOptions, engine: EngineClient) -> ServedModel:
         state,
         engine,
         encoder,
+        identity,
         Forms(limits.max_waiting),
         max_running=limits.max_running,
         max_waiting=limits.max_waiting,
     )
 
 
-def _encoder(model: ModelInfo, options: ServeOptions) -> TextEncoder:
-    """Imports transformers, but not torch: there are neither weights nor workers in this process."""
+def _encoder(model: ModelInfo, options: ServeOptions) -> tuple[TextEncoder, str]:
+    """What encodes, and the model's identity, where it is needed.
+
+    Imports transformers, but not torch: there are neither weights nor workers in this process.
+    """
     logs.adopt_libraries()
     tokenizer = pickle.loads(model.tokenizer)
     # What is too long is refused with an error that says so: its own warning of it is not needed.
     tokenizer.model_max_length = math.inf
-    return TextEncoder(
+    identity = model_identity(model.revision, tokenizer) if options.shared_cache is not None else ""
+    encoder = TextEncoder(
         tokenizer,
         vocab_size=model.vocab_size,
         chat_template=options.chat_template,
         eos_token_ids=model.eos_token_ids,
         max_waiting=options.engine.max_waiting,
     )
+    return encoder, identity

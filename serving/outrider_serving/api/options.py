@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider_serving.engine.options import EngineOptions
+from outrider_serving.suffix.shared.options import LogOptions
 from outrider_serving.tenancy import Tenancy
 
 
@@ -29,6 +30,9 @@ class ServeOptions:
     settings_file: Path | None
     keys_directory: Path | None
     tenancy: Tenancy
+    shared_cache: LogOptions | None
+    retention: int
+    warm_seconds: float
     chat_template: str | None
     step_timeout: float
     drain_delay: float

@@ -18,7 +18,8 @@ from outrider_serving.api.connections import Connection, PublicConnection, raise
 from outrider_serving.api.listeners import Listener, listen, report
 from outrider_serving.api.loading import load
 from outrider_serving.api.options import ServeOptions, StartError
-from outrider_serving.api.state import Serving
+from outrider_serving.api.sharing import Sharing
+from outrider_serving.api.state import ServedModel, Serving
 from outrider_serving.engine.process.child import Patience
 from outrider_serving.engine.process.client import EngineClient
 from outrider_serving.settings import PodSettings
@@ -68,10 +69,12 @@ class Process:
         )
         public_socket, *admin_socket = [_listen(options.host, port, flag) for flag, port in sockets.items()]
         port = public_socket.getsockname()[1]
+        sharing = Sharing(options.shared_cache, options.retention)
         serving = Serving(
             served_name=options.served_name,
             settings=self._settings,
             tenancy=options.tenancy,
+            shared=sharing,
             address=options.host,
             port=port,
         )
@@ -83,6 +86,8 @@ class Process:
             patience=Patience(step=options.step_timeout),
             on_step=serving.record_step,
             on_end=serving.record_ending,
+            on_ready=sharing.restarted,
+            outputs=sharing,
         )
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(report)
@@ -96,7 +101,7 @@ class Process:
         )
         watchers = [asyncio.create_task(following) for following in files]
         try:
-            if await self._load(serving, engine):
+            if await self._load(serving, engine, sharing):
                 await self._stop.wait()
                 await self._drain(serving, public)
         finally:
@@ -104,7 +109,7 @@ class Process:
                 watcher.cancel()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._margin / 4):
-                    await _close(serving, engine, [public, *admin])
+                    await _close(serving, engine, sharing, [public, *admin])
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
@@ -113,9 +118,9 @@ class Process:
         logs.event(logger, "signal: draining", signal=number)
         self._stop.set()
 
-    async def _load(self, serving: Serving, engine: EngineClient) -> bool:
-        """Load the model; False if a signal came first."""
-        loading = asyncio.create_task(load(self._options, engine))
+    async def _load(self, serving: Serving, engine: EngineClient, sharing: Sharing) -> bool:
+        """Load the model, and what others have shared; False if a signal came first."""
+        loading = asyncio.create_task(self._load_and_warm(engine, sharing))
         stopped = asyncio.create_task(self._stop.wait())
         await asyncio.wait((loading, stopped), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -124,6 +129,11 @@ class Process:
             return False
         serving.serve(loading.result())
         return True
+
+    async def _load_and_warm(self, engine: EngineClient, sharing: Sharing) -> ServedModel:
+        model = await load(self._options, engine)
+        await sharing.start(engine, model.identity, model.encoder.vocab_size, self._options.warm_seconds)
+        return model
 
     async def _drain(self, serving: Serving, public: Listener) -> None:
         """Readiness off; for the drain delay accept, keep no connection; let the rest end within grace."""
@@ -140,9 +150,12 @@ class Process:
         logs.event(logger, "drained")
 
 
-async def _close(serving: Serving, engine: EngineClient, listeners: Sequence[Listener]) -> None:
-    """Cut what is left of the connections, then end the engine."""
+async def _close(
+    serving: Serving, engine: EngineClient, sharing: Sharing, listeners: Sequence[Listener]
+) -> None:
+    """Cut what is left of the connections, share what is left of the outputs, then end the engine."""
     await asyncio.gather(*(listener.abandon() for listener in listeners))
+    await sharing.close()
     await engine.close()
     serving.close()
 

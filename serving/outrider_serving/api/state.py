@@ -17,6 +17,7 @@ from outrider_serving.api.errors import not_ready
 from outrider_serving.api.forms import Forms
 from outrider_serving.api.keys import KeyRing
 from outrider_serving.api.records import RequestRecord
+from outrider_serving.api.shared_figures import shared_readers
 from outrider_serving.api.text import TextEncoder
 from outrider_serving.engine.options import DEFAULT_MAX_RUNNING, DEFAULT_MAX_WAITING
 from outrider_serving.engine.process.child import Ending
@@ -24,6 +25,7 @@ from outrider_serving.engine.process.client import LOADING
 from outrider_serving.engine.records import GraphCounts, HistorySize, PageCounts, StepRecord
 from outrider_serving.engine.types import Delta, Request
 from outrider_serving.settings import ModelState, PodSettings, PodState
+from outrider_serving.suffix.shared.stats import LogStats
 from outrider_serving.telemetry import Telemetry
 from outrider_serving.tenancy import EVERYONE_APART, Tenancy
 
@@ -82,6 +84,18 @@ class Engine(Protocol):
         """Put changed settings in force."""
 
 
+class Shared(Protocol):
+    """What shares finished outputs; `sharing.Sharing` does."""
+
+    @property
+    def stats(self) -> LogStats | None:
+        """Its figures; None where nothing is shared."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing is shared now, though it should be; see `PodState.shared_cache_error`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A loaded model.
@@ -91,12 +105,14 @@ class ServedModel:
         engine: generates.
         encoder: turns text into its tokens.
         forms: checks the forms that its output is to have.
+        identity: of weights and tokenizer; see `sharing.model_identity`.
         max_running, max_waiting: the engine's; see `EngineOptions`.
     """
 
     state: ModelState
     engine: Engine
     encoder: TextEncoder
+    identity: str = ""
     forms: Forms = field(default_factory=Forms)
     max_running: int = DEFAULT_MAX_RUNNING
     max_waiting: int = DEFAULT_MAX_WAITING
@@ -112,6 +128,7 @@ class Serving:
         settings: PodSettings,
         keys: KeyRing | None = None,
         tenancy: Tenancy = EVERYONE_APART,
+        shared: Shared | None = None,
         address: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
@@ -122,7 +139,9 @@ class Serving:
             settings: in force.
             keys: None where the API is open.
             tenancy: how tenants are told apart.
-            address, port: where it listens.
+            shared: what shares finished outputs.
+            address: where it listens, and
+            port: at which port.
         """
         self.served_name = served_name
         self.settings = settings
@@ -130,6 +149,7 @@ class Serving:
         self.keys = keys
         self.keys_error: str | None = None
         self.tenancy = tenancy
+        self.shared = shared
         self.draining = False
         self.expired = asyncio.Event()
         """Set at the end of the grace period: what still runs ends now, with an error."""
@@ -137,7 +157,8 @@ class Serving:
         self.telemetry = Telemetry(
             address=address,
             port=port,
-            gauges={
+            readers={
+                **shared_readers(lambda: self.shared.stats if self.shared else None),
                 "outrider.requests.running": lambda: self._loaded.engine.running if self._loaded else 0,
                 "outrider.requests.waiting": lambda: self._loaded.engine.waiting if self._loaded else 0,
                 "outrider.ready": lambda: self.unready is None,
@@ -146,7 +167,9 @@ class Serving:
                 "outrider.pages.held": lambda: self._pages.held,
                 "outrider.pages.cached": lambda: self._pages.cached,
                 "outrider.target.compiled": lambda: bool(self._loaded and self._loaded.engine.kernels),
-                "outrider.suffix.compiled": lambda: bool(self._loaded and self._loaded.engine.suffix_compiled),
+                "outrider.suffix.compiled": lambda: bool(
+                    self._loaded and self._loaded.engine.suffix_compiled
+                ),
                 "outrider.history.tenants": lambda: self._history.tenants,
                 "outrider.history.tokens": lambda: self._history.tokens,
                 "outrider.history.size": lambda: self._history.bytes,
@@ -199,6 +222,7 @@ class Serving:
             settings_error=self.settings_error,
             keys_error=self.keys_error,
             proposer_error=self._loaded.engine.proposer_trouble if self._loaded else None,
+            shared_cache_error=self.shared.trouble if self.shared else None,
             model=self._loaded.state if self._loaded else None,
         )
 

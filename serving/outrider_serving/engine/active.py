@@ -28,6 +28,7 @@ class Active:
         told: a delta of it has gone out.
         accepted: the accepted length of its latest verification, and
         expected: the lesser of its latest two.
+        purged: what it writes is not to be remembered.
     """
 
     sequence: Sequence
@@ -40,6 +41,7 @@ class Active:
     told: bool = False
     accepted: int = 0
     expected: int = 0
+    purged: bool = False
 
     def begin(self) -> None:
         """Its sequence has begun, perhaps anew, and its first turn may be a later step's."""

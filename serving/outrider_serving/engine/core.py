@@ -215,8 +215,14 @@ class EngineCore:
             self._history.learn(tenant, output, _now())
 
     def purge(self, tenant: str) -> None:
-        """Forget what requests of a tenant have written."""
+        """Forget what requests of a tenant have written, those that run included."""
         self._history.purge(tenant)
+        for active in self._active.values():
+            active.purged |= active.sequence.request.history == tenant
+
+    def erase(self, before: int) -> None:
+        """Forget what requests had written before, in seconds since the epoch."""
+        self._history.erase(before)
 
     def close(self) -> None:
         """Give everything back."""
@@ -246,7 +252,7 @@ class EngineCore:
 
     def _learn(self, ended: Active | None) -> None:
         """Remember what a request has written, if it may be."""
-        if ended is None:
+        if ended is None or ended.purged:
             return
         sequence, request = ended.sequence, ended.sequence.request
         if request.history is not None and not request.private:

@@ -166,7 +166,7 @@ class TwinIndex:
         return last
 
     def _made(self, capacity: int) -> _Segment:
-        """A segment; the compiled index clears one that was dropped, which takes less time than new memory."""
+        """A segment; the compiled index clears one that was dropped, as new memory takes longer."""
         if capacity == self._most:
             self._spare = None
         return _Segment(capacity)

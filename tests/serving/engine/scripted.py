@@ -101,6 +101,9 @@ class ScriptedCore:
     def purge(self, tenant: str) -> None:
         self.learned.pop(tenant, None)
 
+    def erase(self, before: int) -> None:
+        self.learned = {tenant: tokens for tenant, tokens in self.learned.items() if len(tokens) > before}
+
     def set_settings(self, settings: PodSettings) -> None:
         self.settings = settings
 

@@ -66,11 +66,13 @@ class Told:
 
     def __init__(self) -> None:
         self.histories: dict[str, str] = {}
+        self.private: set[str] = set()
         self.ended_with: dict[str, list[int]] = {}
         self._written: dict[str, list[int]] = {}
 
-    def began(self, request_id: str, history: str) -> None:
+    def began(self, request_id: str, history: str, *, private: bool) -> None:
         self.histories[request_id] = history
+        self.private |= {request_id} if private else set()
 
     def wrote(self, request_id: str, tokens: Sequence[int]) -> None:
         assert request_id not in self.ended_with
@@ -264,6 +266,9 @@ class TestRequests:
         engine.purge("a")
         await collect(engine, request("s", max_tokens=1))
         assert (engine.history.tenants, engine.history.tokens) == (1, 10)
+        engine.erase(10)
+        await collect(engine, request("t", max_tokens=1))
+        assert engine.history.tenants == 0
 
     async def test_what_requests_write_is_told_if_it_may_be_remembered(self, make: Make) -> None:
         told = Told()
@@ -278,7 +283,8 @@ class TestRequests:
         first = await anext(deltas)
         await deltas.aclose()
         assert set(told.ended_with) == {"whole", "without", "private", "failed", "left"}
-        assert told.histories == {"whole": "h", "failed": "h", "left": "h"}
+        assert told.histories == {"whole": "h", "private": "h", "failed": "h", "left": "h"}
+        assert told.private == {"private"}
         assert told.ended_with["whole"] == [token for delta in whole for token in delta.tokens]
         assert told.ended_with["left"][:1] == list(first.tokens)[:1]
 

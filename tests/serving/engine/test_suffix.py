@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -119,6 +120,27 @@ def test_a_request_of_several_steps_is_remembered_when_cancelled(tiny_llama: Loa
     engine.step()
     assert not engine.core.busy
     assert engine.core.history.tokens > 12
+
+
+def test_what_runs_when_its_tenant_is_purged_is_not_remembered(tiny_llama: LoadedModel) -> None:
+    engine = bench(tiny_llama, SUFFIX)
+    (result,) = engine.submit(request(PROMPT, max_tokens=TOKENS, ignore_eos=True))
+    engine.step()
+    engine.core.purge("everybody")
+    while not result.ended:
+        engine.step()
+    assert engine.core.history.tokens == 0
+    ask(engine)
+    assert engine.core.history.tokens > 0
+
+
+def test_what_is_too_old_is_forgotten(tiny_llama: LoadedModel) -> None:
+    engine = bench(tiny_llama, SUFFIX)
+    cold = ask(engine)
+    engine.core.erase(int(time.time()) - 3600)
+    assert ask(engine).accepted > cold.accepted
+    engine.core.erase(int(time.time()) + 3600)
+    assert replay(ask(engine)) == replay(cold)
 
 
 def test_it_is_warm_when_it_comes_back(tiny_llama: LoadedModel) -> None:

@@ -21,8 +21,11 @@ OBJECTIVE = Objective(ttft_milliseconds=100, tpot_milliseconds=100)
 
 @pytest.fixture
 def telemetry() -> Iterator[Telemetry]:
-    gauges = {line.name: (lambda: 5) for line in TABLE if line.kind is Kind.GAUGE}
-    made = Telemetry(address="127.0.0.1", port=8000, gauges=gauges)
+    read = [line for line in TABLE if line.kind in (Kind.GAUGE, Kind.READ_COUNTER)]
+    readers = {line.name: (lambda: {"full": 3, "short": 4}) if line.labels else (lambda: 5) for line in read}
+    made = Telemetry(
+        address="127.0.0.1", port=8000, readers=readers | {"outrider.shared.fresh": lambda: None}
+    )
     yield made
     made.close()
 
@@ -210,6 +213,10 @@ def test_restarts_are_counted_by_reason(telemetry: Telemetry) -> None:
 
 def test_gauges_are_read_when_asked(telemetry: Telemetry) -> None:
     assert value(telemetry, "outrider_requests_waiting") == 5
+    assert value(telemetry, "outrider_shared_received_total") == 5
+    assert value(telemetry, "outrider_shared_dropped_total", reason="full") == 3
+    assert value(telemetry, "outrider_shared_dropped_total") == 7
+    assert b"outrider_shared_fresh_seconds " not in telemetry.exposition()
 
 
 def test_recorded_labels_are_those_of_the_table(telemetry: Telemetry) -> None:
@@ -225,4 +232,4 @@ def test_recorded_labels_are_those_of_the_table(telemetry: Telemetry) -> None:
             seen.setdefault(family.name, set()).update(sample.labels.keys() - {"le"})
     for line in TABLE:
         name = line.name.replace(".", "_") + {"s": "_seconds", "By": "_bytes"}.get(line.unit, "")
-        assert seen[name] <= {label.replace(".", "_") for label in line.labels}
+        assert seen.get(name, set()) <= {label.replace(".", "_") for label in line.labels}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +31,7 @@ GOOD = Machine(
     hidden=(),
     taken=(),
     node_runs=False,
+    missing_test_tools=(),
 )
 
 
@@ -111,6 +113,45 @@ def test_missing_tools_are_installed_once_each_where_apt_is(monkeypatch: pytest.
     preflight.run(SETTINGS)
 
     assert installed == ["iproute2", "iptables", "python3-venv"]
+
+
+@pytest.mark.parametrize(
+    ("with_ports", "names"), [(True, ["runc"]), (False, ["runc", "redis-server", "redis-sentinel"])]
+)
+def test_only_tests_need_their_tools(
+    with_ports: bool, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = replace(GOOD, missing_tools=("runc",), missing_test_tools=("redis-server", "redis-sentinel"))
+    installed: list[str] = []
+    monkeypatch.setattr(preflight, "gather", lambda _: machine)
+    monkeypatch.setattr(preflight, "install", installed.extend)
+    preflight.run(SETTINGS, with_ports=with_ports)
+    assert installed == names
+    assert set(preflight.TEST_TOOLS) == set(machine.missing_test_tools)
+
+
+@pytest.mark.parametrize("systemd", [True, False])
+def test_services_that_packages_start_are_ended_and_that_is_said(
+    systemd: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    real = Path.exists
+    monkeypatch.setattr(preflight.subprocess, "run", run)
+    monkeypatch.setattr(
+        Path, "exists", lambda path: systemd if str(path) == "/run/systemd/system" else real(path)
+    )
+    preflight.install(["runc", "etcd-server", "redis-server", "redis-sentinel"])
+    ended = [command[-1] for command in ran if "systemctl" in command]
+    services = ["etcd", "redis-server", "redis-sentinel"] if systemd else []
+    assert ended == services
+    said = capsys.readouterr().out
+    for service in services:
+        assert f"systemctl disable --now {service}" in said
 
 
 def test_what_root_does_is_said_before(

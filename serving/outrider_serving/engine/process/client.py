@@ -25,6 +25,7 @@ from outrider_serving.engine.options import EngineOptions
 from outrider_serving.engine.process.child import DEFAULT_PATIENCE, Child, Ending, Patience, Reason
 from outrider_serving.engine.process.protocol import (
     Cancel,
+    Erase,
     ModelInfo,
     Purge,
     Ready,
@@ -61,6 +62,7 @@ MAX_UNREAD = 4096
 Stream = asyncio.Queue[Delta | Exception]
 
 Told = TypeVar("Told")
+
 
 class EngineClient:
     """An engine in a process of its own. Belongs to the event loop; its figures may be read by any thread."""
@@ -201,6 +203,11 @@ class EngineClient:
         if self._child is not None:
             self._child.send(Purge(tenant))
 
+    def erase(self, before: int) -> None:
+        """Let the engine forget what requests had written before, in seconds since the epoch."""
+        if self._child is not None:
+            self._child.send(Erase(before))
+
     async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Generate a completion; nothing happens before the first delta is asked for.
 
@@ -234,8 +241,8 @@ class EngineClient:
         if request.id in self._streams:
             raise ValueError(f"the request id {request.id!r} is in use")
         stream = self._streams[request.id] = Stream()
-        if self._outputs is not None and request.history is not None and not request.private:
-            self._outputs.began(request.id, request.history)
+        if self._outputs is not None and request.history is not None:
+            self._outputs.began(request.id, request.history, private=request.private)
         self._child.send(Submit(request))
         return stream
 

@@ -33,6 +33,7 @@ from outrider_serving.engine.process.protocol import (
     Beat,
     Broken,
     Cancel,
+    Erase,
     Learn,
     ModelInfo,
     Purge,
@@ -119,6 +120,10 @@ class Core(Protocol):
 
     def purge(self, tenant: str) -> None:
         """Forget what requests of a tenant have written."""
+        ...
+
+    def erase(self, before: int) -> None:
+        """Forget what requests had written before, in seconds since the epoch."""
         ...
 
     def begin_step(self) -> Callable[[], StepOutput]:
@@ -213,6 +218,8 @@ class Loop:
                 self._core.learn(tenant, [array("i", output) for output in outputs])
             case Purge(tenant):
                 self._core.purge(tenant)
+            case Erase(before):
+                self._core.erase(before)
             case Start():
                 raise ValueError("started twice")
 

@@ -83,6 +83,13 @@ class Purge:
 
 
 @dataclass(frozen=True, slots=True)
+class Erase:
+    """To the engine: forget what requests had written before, in seconds since the epoch."""
+
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What the API needs to know of a loaded model; fields of the same name are those of `LoadedModel`.
 
@@ -172,7 +179,7 @@ class Beat:
     occupied: bool
 
 
-ToEngine = Start | Submit | Cancel | SetSettings | Learn | Purge
+ToEngine = Start | Submit | Cancel | SetSettings | Learn | Purge | Erase
 ToApi = Ready | Broken | Refused | Stepped | Beat
 
 

@@ -18,8 +18,8 @@ _A_SECOND = 60_000
 class OutputListener(Protocol):
     """Is told what requests write that may be remembered; of each, until it has ended or is given up."""
 
-    def began(self, request_id: str, history: str) -> None:
-        """A request was sent to the engine."""
+    def began(self, request_id: str, history: str, *, private: bool) -> None:
+        """A request that sees a history was sent to the engine; what a private one writes is nobody's."""
 
     def wrote(self, request_id: str, tokens: Sequence[int]) -> None:
         """Tokens were committed; one that did not begin is no error."""

@@ -1,0 +1,95 @@
+"""Flags of `outrider suffix`, for people who must see, move or delete shared text. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from outrider_serving.suffix.shared import keys
+from outrider_serving.suffix.shared.options import FORMS, RETENTION_BYTES, RETENTION_SECONDS, LogOptions
+
+_COMMANDS = {
+    "stats": "tenants, their entries, bytes and tokens",
+    "export": "write a tenant's outputs as JSON lines: tenant, generation, created (ms), tokens",
+    "import": "read such lines; what was purged since, or is older than the retention, is refused",
+    "purge": "delete a tenant's text, and let each connected pod forget its copies within 5 seconds",
+}
+
+
+class InputError(Exception):
+    """Bad input; the message names the flag, what came and what is allowed."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to those of `outrider` (what `add_subparsers` gave)."""
+    parser = commands.add_parser(
+        "suffix",
+        help="what the pods share of finished outputs: count, copy, delete",
+        description="Exit status: 1 if Redis cannot be used, 2 for bad input, else 0.",
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, purpose in _COMMANDS.items():
+        add = actions.add_parser(name, help=purpose, description=purpose).add_argument
+        add("--url", required=True, help=FORMS)
+        add("--auth", type=Path, metavar="DIR", help="directory with files `password` and `username`")
+        add("--ca", type=Path, metavar="FILE", help="certificates that may sign the servers'")
+        add("--prefix", default="outrider:", help="what keys begin with (%(default)s)")
+        identity = "one model's, as keys have it in braces"
+        add("--identity", metavar="HEX", help=f"{identity}; all that are found without it")
+        if name != "import":
+            add("--tenant", metavar="T", help="one tenant; empty for that of a server with only one")
+            add("--all", action="store_true", help="all tenants that are found")
+        if name == "stats":
+            add("--json", action="store_true", help="as JSON")
+        if name == "import":
+            add("--from", dest="source", type=Path, metavar="FILE", help="instead of standard input")
+        for unit, what, default in (
+            ("seconds", "text is kept", RETENTION_SECONDS),
+            ("bytes", "a tenant's stream may have", RETENTION_BYTES),
+        ):
+            about = f"{unit} that {what}, as the pods have it (%(default)s)"
+            add(f"--retention-{unit}", type=int, default=default, metavar="N", help=about)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Run the command with its parsed flags; the exit status."""
+    try:
+        options = _options(chosen)
+        # What is heavy is behind this import.
+        from outrider_serving.suffix.shared import commands
+
+        return commands.run(chosen, options)
+    except InputError as error:
+        print(f"outrider suffix {chosen.action}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def _options(chosen: argparse.Namespace) -> LogOptions:
+    """Checked options."""
+    if chosen.auth is not None and not chosen.auth.is_dir():
+        raise InputError(f"--auth {chosen.auth} must be a directory with a file `password`")
+    if chosen.ca is not None and not chosen.ca.is_file():
+        raise InputError(f"--ca {chosen.ca} must be a file with certificates (PEM)")
+    if chosen.identity is not None and not keys.is_identity(chosen.identity):
+        raise InputError(f"--identity {chosen.identity!r} must be {keys.IDENTITY_RULE}")
+    if chosen.action != "import":
+        if chosen.tenant is not None and not keys.is_tenant(chosen.tenant):
+            raise InputError(f"--tenant {chosen.tenant!r} must be {keys.TENANT_RULE}")
+        if chosen.tenant is not None and chosen.all:
+            raise InputError("--all says all tenants, and --tenant says one: give one of them")
+        if chosen.action != "stats" and chosen.tenant is None and not chosen.all:
+            raise InputError("--tenant or --all must say whose text")
+    try:
+        return LogOptions(
+            url=chosen.url,
+            auth=chosen.auth,
+            ca=chosen.ca,
+            prefix=chosen.prefix,
+            retention_seconds=chosen.retention_seconds,
+            retention_bytes=chosen.retention_bytes,
+        )
+    except ValueError as error:
+        field, _, what = str(error).partition(": ")
+        raise InputError(f"--{field.replace('_', '-')}: {what}") from error

@@ -1,0 +1,167 @@
+"""Real servers that learn from each other through a real Redis."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider_serving.settings import Method, Proposer, default_settings
+from serving.api.process import ROOT, ServerProcess, eventually
+from serving.suffix.redis_server import RedisServer, servers
+
+PROMPT = "the quick brown fox jumps over"
+TOKENS = 60
+
+Serve = Callable[..., ServerProcess]
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with servers(tmp_path / "redis") as some:
+        yield some.redis()
+
+
+@pytest.fixture
+def serve(tiny: Path, redis: RedisServer, tmp_path: Path) -> Iterator[Serve]:
+    """Starts servers with the suffix proposer that share through the Redis; they end with the test."""
+    settings = tmp_path / "settings.json"
+    made = default_settings(Proposer(method=Method.SUFFIX, max_depth=8))
+    settings.write_text(made.model_dump_json(by_alias=True))
+    started: list[ServerProcess] = []
+
+    def start(*arguments: str) -> ServerProcess:
+        common = ("--settings", str(settings), "--shared-cache", redis.url)
+        started.append(ServerProcess(str(tiny), *common, *arguments))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.end()
+
+
+def ask(server: ServerProcess, key: str = "none", **more: Any) -> str:
+    """The text of a completion."""
+    done = server.client(key).completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=TOKENS, temperature=0, extra_body={"ignore_eos": True, **more}
+    )
+    return done.choices[0].text
+
+
+def accepted(server: ServerProcess) -> float:
+    """Tokens that its requests took from what others have written."""
+    return server.metric("outrider_suffix_accepted_total", scope="history")
+
+
+def found(server: ServerProcess) -> float:
+    """Proposals that came from what others have written."""
+    return server.metric("outrider_suffix_proposals_total", scope="history")
+
+
+def takes_over(server: ServerProcess, key: str = "none") -> bool:
+    """Whether a request takes something from what others have written; how deep it looks depends on times."""
+    before = accepted(server)
+    ask(server, key, store=False)
+    return accepted(server) > before
+
+
+def received(server: ServerProcess) -> float:
+    return server.metric("outrider_shared_received_total")
+
+
+def suffix(*arguments: str) -> str:
+    """The command `outrider suffix`."""
+    command = [sys.executable, "-m", "outrider_serving", "suffix", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "serving")}
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+def test_two_learn_from_each_other_and_a_third_starts_warm(serve: Serve, redis: RedisServer) -> None:
+    first, second = serve(), serve()
+    first.ready()
+    second.ready()
+    for server in (first, second):
+        ask(server, store=False)  # and so both follow the tenant
+        assert found(server) == 0
+    text = ask(first)
+    eventually(lambda: received(second) >= TOKENS, 1.0)
+    eventually(lambda: takes_over(second))
+    assert ask(second, store=False) == text
+    assert (first.metric("outrider_shared_published_total"), received(first)) == (TOKENS, 0)
+    assert second.metric("outrider_shared_connected") == 1
+    assert second.state()["sharedCacheError"] is None
+
+    third = serve().ready()
+    assert received(third) == TOKENS
+    eventually(lambda: takes_over(third))
+
+    (told,) = json.loads(suffix("stats", "--url", redis.url, "--all", "--json"))
+    assert told["tokens"] == TOKENS
+    suffix("purge", "--url", redis.url, "--tenant", "")
+    for server in (first, second, third):
+        eventually(lambda server=server: server.metric("outrider_shared_purges_total") == 1, 5.0)
+        before = found(server)
+        for _ in range(3):
+            ask(server, store=False)
+        assert found(server) == before
+
+
+def test_an_engine_that_was_killed_is_told_again(serve: Serve) -> None:
+    server = serve().ready()
+    ask(server)
+    eventually(lambda: takes_over(server))
+    eventually(lambda: server.metric("outrider_shared_published_total") == TOKENS)
+    os.kill(server.engine_pid, signal.SIGKILL)
+    eventually(lambda: server.get("/readyz").status_code == 503)
+    server.ready()
+    eventually(lambda: takes_over(server))
+
+
+def test_without_redis_it_serves_and_says_so_and_shares_once_it_comes(
+    serve: Serve, redis: RedisServer
+) -> None:
+    redis.kill()
+    server = serve("--warm-seconds", "1").ready()
+    ask(server)
+    eventually(lambda: takes_over(server))
+    assert server.metric("outrider_shared_connected") == 0
+    eventually(lambda: server.state()["sharedCacheError"] is not None, 20)
+    assert str(server.state()["sharedCacheError"]).startswith("connection: ")
+    redis.start()
+    eventually(lambda: server.metric("outrider_shared_published_total") == TOKENS, 15)
+    eventually(lambda: server.state()["sharedCacheError"] is None)
+
+
+def test_tenants_of_keys_share_with_themselves_only(serve: Serve, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    (keys / "red").write_text("red-1\nred-2\n")
+    (keys / "blue").write_text("blue-1\n")
+    first, second = serve("--api-keys", str(keys)), serve("--api-keys", str(keys))
+    first.ready()
+    second.ready()
+    ask(first, "red-1")
+    ask(second, "red-2", store=False)
+    eventually(lambda: received(second) >= TOKENS, 2.0)
+    for server in (first, second):
+        before = found(server)
+        for _ in range(3):
+            ask(server, "blue-1", store=False)
+        assert found(server) == before
+        eventually(lambda server=server: takes_over(server, "red-2"))
+
+
+def test_what_was_written_last_is_shared_before_the_end(serve: Serve, redis: RedisServer) -> None:
+    server = serve("--drain-delay", "0").ready()
+    ask(server)
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    (line,) = suffix("export", "--url", redis.url, "--all").splitlines()
+    assert len(json.loads(line)["tokens"]) == TOKENS

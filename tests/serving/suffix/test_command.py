@@ -1,0 +1,251 @@
+"""`outrider suffix`: what people see, copy and delete, as they type it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from outrider_serving.suffix.shared import cli
+from outrider_serving.suffix.shared.keys import identity_of
+from outrider_serving.suffix.shared.log import ADMIN_COMMANDS
+from serving.suffix.pods import IDENTITY, KEYS, Pod, eventually, running, settled, text
+from serving.suffix.redis_server import RedisServer, Servers
+from serving.suffix.test_connections import add_user, secret
+
+Say = Callable[..., "tuple[int, str, str]"]
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Say:
+    """Run the command; its status, what it printed, and what it complained of."""
+
+    def run(*words: str | Path) -> tuple[int, str, str]:
+        parser = argparse.ArgumentParser()
+        cli.add_parser(parser.add_subparsers())
+        capsys.readouterr()
+        status = cli.run(parser.parse_args(["suffix", *map(str, words)]))
+        return status, *capsys.readouterr()
+
+    return run
+
+
+async def filled(server: RedisServer, **numbers: int) -> Pod:
+    """A pod that has published for tenants and runs no more."""
+    pod = Pod(server)
+    async with running(pod):
+        for tenant, number in numbers.items():
+            pod.publish(number, tenant="" if tenant == "single" else tenant)
+        await settled(pod)
+    return pod
+
+
+def test_stats_are_a_table_or_json(server: RedisServer, say: Say) -> None:
+    asyncio.run(filled(server, a=1, b=2, single=3))
+    with server.client() as client:
+        raw = client.xrange(KEYS.log("a"))[0][1][b"r"]
+        client.xadd(KEYS.log("a"), {"r": raw})
+        client.xadd(KEYS.log("a"), {"r": b"foreign"})
+    status, table, _ = say("stats", "--url", server.url)
+    lines = table.splitlines()
+    assert status == 0
+    assert lines[0].split()[:4] == ["identity", "tenant", "entries", "bytes"]
+    assert [line.split()[1] for line in lines[1:]] == ["(single)", "a", "b"]
+    words = lines[2].split()
+    assert words[:3] == [IDENTITY, "a", "3"]
+    assert (words[4:6], words[9]) == (["1", "12"], "duplicate=1,foreign=1")
+    status, answer, _ = say("stats", "--url", server.url, "--json", "--tenant", "a", "--identity", IDENTITY)
+    (row,) = json.loads(answer)
+    assert (row["entries"], row["outputs"], row["tokens"], row["tombstone"]) == (3, 1, 12, 0)
+    assert row["bytes"] > 100
+    assert row["skipped"] == {"duplicate": 1, "foreign": 1}
+    assert row["oldest"] == row["newest"] > 1_000_000_000_000
+
+
+def test_text_is_copied_from_one_redis_to_another(
+    some: Servers, say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = some.redis(), some.redis()
+    asyncio.run(filled(here, a=1, b=2))
+    status, lines, _ = say("export", "--url", here.url, "--all")
+    assert status == 0
+    first = json.loads(lines.splitlines()[0])
+    assert set(first) == {"tenant", "generation", "created", "tokens"}
+    assert (first["tenant"], first["generation"], first["tokens"]) == ("a", 0, text(1))
+    file = tmp_path / "text"
+    file.write_text(lines + "\n")
+    to = ("--url", there.url, "--identity", IDENTITY)
+    status, told, _ = say("import", *to, "--from", file)
+    assert (status, told) == (0, "2 outputs imported, 0 refused (purged), 0 refused (expired)\n")
+    with file.open() as source:
+        monkeypatch.setattr("sys.stdin", source)
+        assert say("import", *to)[1].startswith("2 outputs imported")
+    # What came twice is told once.
+    assert sorted(say("export", *to, "--all")[1].splitlines()) == sorted((lines + lines).splitlines())
+
+    async def read() -> list[int]:
+        async with running(pod := Pod(there)):
+            assert await pod.log.warmed(5.0)
+            return sorted(set(pod.numbers("a") + pod.numbers("b")))
+
+    assert asyncio.run(read()) == [1, 2]
+
+
+def test_an_import_honours_what_was_purged_and_what_is_too_old(
+    server: RedisServer, say: Say, tmp_path: Path
+) -> None:
+    asyncio.run(filled(server, a=1, b=2))
+    lines = say("export", "--url", server.url, "--all")[1]
+    old = json.dumps(json.loads(lines.splitlines()[1]) | {"created": 1000})
+    (tmp_path / "text").write_text(f"{lines}{old}\n")
+    status, told, _ = say("purge", "--url", server.url, "--tenant", "a")
+    assert status == 0
+    assert told.startswith(f"{IDENTITY} a: 1 entries deleted, tombstone 1")
+    assert "kept for 604800 seconds" in told
+    status, told, _ = say("import", "--url", server.url, "--from", tmp_path / "text")
+    assert (status, told) == (0, "1 outputs imported, 1 refused (purged), 1 refused (expired)\n")
+    with server.client() as client:
+        assert client.xlen(KEYS.log("a")) == 0
+    row = json.loads(say("stats", "--url", server.url, "--json", "--tenant", "a")[1])[0]
+    assert (row["entries"], row["tombstone"] > 0) == (0, True)
+
+
+def test_all_tenants_of_all_models_are_purged(server: RedisServer, say: Say) -> None:
+    asyncio.run(filled(server, a=1, single=2))
+    other = KEYS.tenants.replace(IDENTITY, identity_of("another"))
+    with server.client() as client:
+        client.zadd(other, {"c": 1})
+        client.set("outrider:{short}:tenants", "not ours")
+    status, told, _ = say("purge", "--url", server.url, "--all")
+    assert status == 0
+    assert sorted(line.split(":")[0] for line in told.splitlines()) == sorted(
+        [f"{IDENTITY} (single)", f"{IDENTITY} a", identity_of("another")]
+    )
+    with server.client() as client:
+        assert client.keys(KEYS.logs) == []
+        assert set(client.hkeys(KEYS.tombstones)) == {b"a", b"=single"}
+
+
+def test_a_cluster_is_searched_on_all_its_servers(some: Servers, say: Say) -> None:
+    nodes = some.cluster()
+    identities = sorted(identity_of(str(number)) for number in range(8))
+    url = f"redis-cluster://127.0.0.1:{nodes[0].port}"
+    for identity in identities:
+        assert say("purge", "--url", url, "--tenant", "a", "--identity", identity)[0] == 0
+    status, told, _ = say("stats", "--url", url)
+    assert status == 0
+    assert [line.split()[:2] for line in told.splitlines()[1:]] == [[one, "a"] for one in identities]
+
+
+async def test_pods_forget_what_the_command_purges(server: RedisServer, say: Say) -> None:
+    pod = Pod(server)
+    async with running(pod):
+        pod.publish(1)
+        await settled(pod)
+        assert (await asyncio.to_thread(say, "purge", "--url", server.url, "--tenant", "a"))[0] == 0
+        await eventually(lambda: pod.purged == ["a"], 5.0)
+
+
+def test_a_user_needs_few_rights_and_nothing_secret_is_printed(
+    server: RedisServer, say: Say, tmp_path: Path
+) -> None:
+    asyncio.run(filled(server, a=1))
+    add_user(server, "admin", "pass word", *ADMIN_COMMANDS)
+    auth = secret(tmp_path / "auth", username="admin", password="pass word")
+    common = ("--url", server.url, "--auth", auth)
+    lines = say("export", *common, "--all")[1]
+    (tmp_path / "text").write_text(lines)
+    assert say("stats", *common)[0] == 0
+    assert say("import", *common, "--from", tmp_path / "text")[0] == 0
+    assert say("purge", *common, "--all")[0] == 0
+    with server.client() as client:
+        assert client.acl_log() == []
+    secret(auth, password="another word")
+    status, out, complaint = say("stats", *common)
+    assert (status, out) == (1, "")
+    assert complaint.startswith("outrider suffix stats: failed: AuthenticationError: ")
+    assert "word" not in complaint.replace("password", "")
+
+
+def test_a_redis_that_is_not_there_is_status_1_and_one_line(say: Say) -> None:
+    status, _, complaint = say("stats", "--url", "redis://127.0.0.1:1")
+    assert (status, complaint.count("\n")) == (1, 1)
+    assert complaint.startswith("outrider suffix stats: failed: ConnectionError: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("stats --url http://x", "--url: 'http://x' is none of redis://host:port/db"),
+        ("stats --url redis://me:hunter2@x", "--url: it holds a user or a password"),
+        ("stats --url redis://x --auth /nowhere", "--auth /nowhere must be a directory"),
+        ("stats --url redis://x --ca /nowhere", "--ca /nowhere must be a file"),
+        ("stats --url redis://x --prefix {}", "--prefix: '{}' must be 1 to 128 of"),
+        ("stats --url redis://x --identity ab", "--identity 'ab' must be 32 hexadecimal digits"),
+        ("stats --url redis://x --tenant a/b", "--tenant 'a/b' must be 1 to 253 of"),
+        ("stats --url redis://x --retention-seconds 0", "--retention-seconds: 0 must be at least 1"),
+        ("stats --url redis://x --retention-bytes 1", "--retention-bytes: 1 must be at least 16384"),
+        ("purge --url redis://x", "--tenant or --all must say whose text"),
+        ("export --url redis://x", "--tenant or --all must say whose text"),
+        ("purge --url redis://x --all --tenant a", "--all says all tenants, and --tenant says one"),
+    ],
+)
+def test_bad_input_is_status_2_and_one_line(words: str, complaint: str, say: Say) -> None:
+    status, out, told = say(*words.split())
+    assert (status, out, told.count("\n")) == (2, "", 1)
+    assert told.startswith(f"outrider suffix {words.split()[0]}: error: {complaint}")
+    assert "hunter2" not in told
+
+
+def test_a_model_must_be_named_where_there_is_not_just_one(server: RedisServer, say: Say) -> None:
+    for action in (("export", "--all"), ("purge", "--all"), ("import",)):
+        status, _, told = say(action[0], "--url", server.url, *action[1:])
+        assert (status, told) == (
+            2,
+            f"outrider suffix {action[0]}: error: --identity must be given: no key begins with 'outrider:'\n",
+        )
+    with server.client() as client:
+        for name in ("one", "two"):
+            client.set(KEYS.epoch.replace(IDENTITY, identity_of(name)), "x")
+    status, _, told = say("export", "--url", server.url, "--all")
+    assert status == 2
+    assert f"--identity must be one of {', '.join(sorted(map(identity_of, ('one', 'two'))))}" in told
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"tenant":"a/b","generation":0,"created":1,"tokens":[1]}',
+        '{"tenant":"a","generation":-1,"created":1,"tokens":[1]}',
+        '{"tenant":"a","generation":0,"created":true,"tokens":[1]}',
+        '{"tenant":"a","generation":0,"created":1,"tokens":[]}',
+        '{"tenant":"a","generation":0,"created":1,"tokens":[-1]}',
+        '{"tenant":"a","generation":0,"created":1,"tokens":[2147483648]}',
+        '{"tenant":"a","generation":0,"created":1,"tokens":["x"]}',
+        "[" * 100_000,
+    ],
+    ids=lambda line: line[:60],
+)
+def test_a_bad_line_ends_an_import(line: str, server: RedisServer, say: Say, tmp_path: Path) -> None:
+    asyncio.run(filled(server, a=1))
+    good = say("export", "--url", server.url, "--tenant", "a")[1]
+    (tmp_path / "text").write_text(f"{good}\n{line}\n{good}")
+    status, told, complaint = say("import", "--url", server.url, "--from", tmp_path / "text")
+    assert (status, told.split(",")[0]) == (2, "1 outputs imported")
+    assert complaint.startswith("outrider suffix import: error: line 3 must be a JSON object with tenant")
+    assert complaint.count("\n") == 1
+
+
+def test_a_file_that_is_not_there_is_bad_input(server: RedisServer, say: Say) -> None:
+    with server.client() as client:
+        client.set(KEYS.epoch, "x")
+    status, _, told = say("import", "--url", server.url, "--from", "/nowhere")
+    assert status == 2
+    assert "--from /nowhere cannot be read: No such file or directory" in told

@@ -1,0 +1,83 @@
+"""Answers of what may not be Redis: taken as they must be, or nonsense; nothing else ever happens."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.exceptions import ResponseError
+
+from outrider_serving.suffix.shared import replies
+from outrider_serving.suffix.shared.line import refusal
+from outrider_serving.suffix.shared.replies import Extent, Looked, NonsenseError
+
+anything = st.recursive(
+    st.one_of(
+        st.none(),
+        st.integers(),
+        st.binary(max_size=5),
+        st.sampled_from([b"r", b"1-1", b"0-0", b"7", b"a", b"run_id:x", b"-1", b"9" * 5000]),
+        st.builds(ResponseError, st.just("no")),
+    ),
+    lambda inner: st.lists(inner, max_size=5),
+    max_leaves=15,
+)
+PARSERS: list[Callable[[object], object]] = [
+    lambda reply: replies.looked(reply, 1),
+    replies.streams,
+    replies.entries,
+    replies.written,
+    replies.run_id,
+    replies.tenants,
+]
+
+
+@given(anything)
+def test_whatever_comes_is_taken_or_nonsense(reply: object) -> None:
+    for parse in PARSERS:
+        with contextlib.suppress(NonsenseError):
+            parse(reply)
+
+
+@given(st.lists(anything, min_size=4, max_size=4))
+def test_what_looks_like_a_look_is_taken_or_nonsense(parts: list[object]) -> None:
+    try:
+        looked = replies.looked([b"1", b"x", *parts[:2]], 1)
+    except NonsenseError:
+        return
+    assert len(looked.extents) == 1
+    assert all(0 <= purge < 10**15 for purge in looked.tombstones.values())
+
+
+def test_a_look_is_taken() -> None:
+    tombstones = [b"a", b"12", b"=single", b"13", b"not/ours", b"14", b"b", b"x", b"c", b"9" * 20]
+    reply = [b"1000", b"epoch", tombstones, [[b"2", b"5-1", b"6-0"], [b"0", b"0-0", b"0-0"]]]
+    assert replies.looked(reply, 2) == Looked(
+        1000, "epoch", {"a": 12, "": 13}, (Extent(2, (5 << 64) + 1, 6 << 64), Extent(0, 0, 0))
+    )
+    with pytest.raises(NonsenseError):
+        replies.looked(reply, 1)
+
+
+def test_streams_are_taken() -> None:
+    reply = [[b"key", [[b"1-0", [b"r", b"raw"]], [b"2-0", [b"x", b"raw"]], [b"3-0", None]]]]
+    assert replies.streams(reply) == {b"key": [(1 << 64, b"raw"), (2 << 64, None), (3 << 64, None)]}
+    assert replies.streams(None) == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ResponseError("command not allowed when used memory", status_code="OOM"), "OOM"),
+        (ResponseError("Error running script: @user_script: 7: -OOM command not allowed"), "OOM"),
+        (ResponseError("You can't write", status_code="READONLY"), "READONLY"),
+        (ResponseError("MISCONF Redis is configured to save RDB snapshots"), "MISCONF"),
+        (ResponseError("WRONGTYPE Operation against a key"), ""),
+        (ResponseError("ERR unknown command"), ""),
+    ],
+)
+def test_refusals_are_told_by_their_code(error: ResponseError, code: str) -> None:
+    assert refusal(error) == code
