@@ -118,8 +118,8 @@ class Sharing:
 
     async def _replay(self, log: SharedLog) -> None:
         assert self._engine is not None
-        for tenant, outputs in log.replay():
-            await self._engine.learn(tenant, outputs)
+        for tenant, outputs, written in log.replay():
+            await self._engine.learn(tenant, outputs, written)
 
 
 def model_identity(revision: str, tokenizer: Any) -> str:

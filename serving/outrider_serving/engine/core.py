@@ -209,10 +209,16 @@ class EngineCore:
         """
         self._stepper.prepare(self._settings, self._active)
 
-    def learn(self, tenant: str, outputs: Iterable[Sequence[int]]) -> None:
-        """Remember what requests of a tenant have written elsewhere; it may be proposed from now on."""
+    def learn(self, tenant: str, outputs: Iterable[Sequence[int]], written: int) -> None:
+        """Remember what requests of a tenant have written elsewhere; it may be proposed from now on.
+
+        Args:
+            tenant: whose it is.
+            outputs: token ids.
+            written: when, in seconds since the epoch.
+        """
         for output in outputs:
-            self._history.learn(tenant, output, _now())
+            self._history.learn(tenant, output, written)
 
     def purge(self, tenant: str) -> None:
         """Forget what requests of a tenant have written, those that run included."""

@@ -66,6 +66,7 @@ def test_from_loading_to_a_drained_end(start: Start, plain: Path) -> None:
         "settingsError": None,
         "keysError": None,
         "proposerError": None,
+        "sharedCacheError": None,
         "model": None,
     }
 

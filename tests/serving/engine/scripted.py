@@ -94,7 +94,7 @@ class ScriptedCore:
     def history(self) -> HistorySize:
         return HistorySize(len(self.learned), sum(map(len, self.learned.values())))
 
-    def learn(self, tenant: str, outputs: Iterable[Sequence[int]]) -> None:
+    def learn(self, tenant: str, outputs: Iterable[Sequence[int]], written: int) -> None:
         for output in outputs:
             self.learned.setdefault(tenant, []).extend(output)
 

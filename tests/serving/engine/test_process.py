@@ -259,8 +259,8 @@ class TestRequests:
 
     async def test_what_was_written_elsewhere_is_learned_and_purged(self, make: Make) -> None:
         engine = await make()
-        await engine.learn("a", [array("i", range(5000)), array("i", [1, 2, 3])])
-        await engine.learn("b", [array("i", [7] * 10)])
+        await engine.learn("a", [array("i", range(5000)), array("i", [1, 2, 3])], 0)
+        await engine.learn("b", [array("i", [7] * 10)], 0)
         await collect(engine, request("r", max_tokens=1))
         assert (engine.history.tenants, engine.history.tokens) == (2, 5013)
         engine.purge("a")
@@ -333,7 +333,7 @@ class TestDeath:
         assert (engine.running, engine.waiting, engine.failure) == (0, 0, None)
         assert (engine.pages, engine.graphs) == (PageCounts(), GraphCounts())
         assert engine.history.tokens == 0
-        await engine.learn("a", [array("i", [1])])  # there is nobody to tell
+        await engine.learn("a", [array("i", [1])], 0)  # there is nobody to tell
         with pytest.raises(EngineClosedError, match="signal 9"):
             await collect(engine, request("refused"))
         await until(lambda: engine.unready is None)

@@ -88,7 +88,7 @@ def test_no_tenants_text_changes_anothers_proposals(tiny_llama: LoadedModel, wid
         for other in ("b", "", "A"):
             ask(beside, prompt, history=other)
         found.append(replay(ask(beside, prompt, history="a")))
-        beside.core.learn("c", [prompt * 4])
+        beside.core.learn("c", [prompt * 4], 0)
     assert found == expected
     assert sum(accepted for steps in expected for _, accepted, _ in steps) > 0
 
@@ -97,8 +97,12 @@ def test_what_others_have_learned_is_proposed(tiny_llama: LoadedModel) -> None:
     known = ask(bench(tiny_llama, SUFFIX)).tokens
     engine = bench(tiny_llama, SUFFIX)
     engine.core.tend()  # the proposer is loaded
-    engine.core.learn("everybody", [known])
-    assert ask(engine).accepted >= TOKENS - 5
+    engine.core.learn("everybody", [known], 1000)
+    assert ask(engine, private=True).accepted >= TOKENS - 5
+    engine.core.erase(1000)
+    assert ask(engine, private=True).accepted >= TOKENS - 5
+    engine.core.erase(1001)
+    assert ask(engine, private=True).accepted < TOKENS - 5
 
 
 def test_what_was_purged_is_proposed_to_nobody(tiny_llama: LoadedModel) -> None:

@@ -174,7 +174,7 @@ async def test_text_that_is_delivered_while_it_is_purged_is_purged_after(server:
     gate, waiting = asyncio.Event(), asyncio.Event()
     calls: list[str] = []
 
-    async def wait(tenant: str, outputs: object) -> None:
+    async def wait(tenant: str, outputs: object, written: int) -> None:
         waiting.set()
         await gate.wait()
         calls.append("delivered")

@@ -23,9 +23,13 @@ async def test_two_learn_from_each_other_within_a_second_and_a_third_starts_warm
         two.publish(3)
         await eventually(lambda: (two.numbers(), one.numbers()) == ([1, 2], [3]))
         assert time.monotonic() - began < 1.0
+        assert abs(two.written - time.time()) < 60
+        written = two.written
+        await asyncio.sleep(1.0)
         async with running(three, tenants=()):
             assert await three.log.warmed(5.0)
             assert sorted(three.numbers()) == [1, 2, 3]
+            assert three.written <= written  # not when they were read
         # What came once does not come again, and own text never.
         await asyncio.sleep(1.2)
         assert (two.numbers(), one.numbers()) == ([1, 2], [3])
@@ -202,12 +206,12 @@ async def test_a_receiver_that_pushes_back_is_waited_for_and_one_that_raises_is_
     writer, slow, broken = Pod(server), Pod(server), Pod(server)
     gate, waiting = asyncio.Event(), 0
 
-    async def wait(tenant: str, outputs: object) -> None:
+    async def wait(tenant: str, outputs: object, written: int) -> None:
         nonlocal waiting
         waiting += 1
         await gate.wait()
 
-    def fail(tenant: str, outputs: object) -> None:
+    def fail(tenant: str, outputs: object, written: int) -> None:
         raise RuntimeError("no")
 
     slow.log._deliver = wait  # type: ignore[assignment]

@@ -184,7 +184,7 @@ class EngineClient:
         if self._child is not None:
             self._child.send(SetSettings(settings))
 
-    async def learn(self, tenant: str, outputs: Sequence[array[int]]) -> None:
+    async def learn(self, tenant: str, outputs: Sequence[array[int]], written: int) -> None:
         """Tell the engine what requests of a tenant have written elsewhere.
 
         While requests run, as slowly as `written.lessons` says.
@@ -192,8 +192,9 @@ class EngineClient:
         Args:
             tenant: whose it is.
             outputs: token ids, each an array of type "i".
+            written: when the oldest of them was, in seconds since the epoch.
         """
-        for lesson, seconds in lessons(tenant, outputs):
+        for lesson, seconds in lessons(tenant, outputs, written):
             if self._child is not None:
                 self._child.send(lesson)
             await asyncio.sleep(seconds if self.running else 0)

@@ -114,8 +114,8 @@ class Core(Protocol):
         """Put settings in force from the next step on."""
         ...
 
-    def learn(self, tenant: str, outputs: Iterable[Sequence[int]]) -> None:
-        """Remember what requests of a tenant have written elsewhere."""
+    def learn(self, tenant: str, outputs: Iterable[Sequence[int]], written: int) -> None:
+        """Remember what requests of a tenant have written elsewhere, and when (seconds since the epoch)."""
         ...
 
     def purge(self, tenant: str) -> None:
@@ -214,8 +214,8 @@ class Loop:
                 self._core.cancel(request_id)
             case SetSettings(settings):
                 self._core.set_settings(settings)
-            case Learn(tenant, outputs):
-                self._core.learn(tenant, [array("i", output) for output in outputs])
+            case Learn(tenant, outputs, written):
+                self._core.learn(tenant, [array("i", output) for output in outputs], written)
             case Purge(tenant):
                 self._core.purge(tenant)
             case Erase(before):

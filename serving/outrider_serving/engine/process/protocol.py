@@ -69,10 +69,12 @@ class Learn:
 
     Attributes:
         outputs: each an array of int32 in this machine's order, as bytes.
+        written: when, in seconds since the epoch.
     """
 
     tenant: str
     outputs: tuple[bytes, ...]
+    written: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,13 @@ class OutputListener(Protocol):
         """Nothing more will come of it; one that did not begin is no error."""
 
 
-def lessons(tenant: str, outputs: Sequence[array[int]]) -> Iterator[tuple[Learn, float]]:
+def lessons(tenant: str, outputs: Sequence[array[int]], written: int) -> Iterator[tuple[Learn, float]]:
     """The messages that tell an engine of outputs, none of them long.
 
     Args:
         tenant: whose they are.
         outputs: token ids, each an array of type "i".
+        written: when, in seconds since the epoch.
 
     Yields:
         (message, seconds to wait after it while requests run).
@@ -43,9 +44,9 @@ def lessons(tenant: str, outputs: Sequence[array[int]]) -> Iterator[tuple[Learn,
         for at in range(0, len(output), _AT_ONCE):
             piece = output[at : at + _AT_ONCE]
             if tokens + len(piece) > _AT_ONCE:
-                yield Learn(tenant, tuple(batch)), tokens / _A_SECOND
+                yield Learn(tenant, tuple(batch), written), tokens / _A_SECOND
                 batch, tokens = [], 0
             batch.append(piece.tobytes())
             tokens += len(piece)
     if batch:
-        yield Learn(tenant, tuple(batch)), tokens / _A_SECOND
+        yield Learn(tenant, tuple(batch), written), tokens / _A_SECOND

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from typing import TypeAlias
 
 from redis.exceptions import AuthenticationError, ResponseError
 
@@ -47,6 +48,9 @@ ADMIN_COMMANDS = (*SERVING_COMMANDS, "scan", "memory|usage")
 """What the user of `outrider suffix` must be allowed to do."""
 
 
+Deliver: TypeAlias = Callable[[str, Outputs, int], Awaitable[None] | None]
+
+
 class SharedLog:
     """The shared log of one model; for one event loop.
 
@@ -60,7 +64,7 @@ class SharedLog:
         options: LogOptions,
         identity: str,
         vocab_size: int,
-        deliver: Callable[[str, Outputs], Awaitable[None] | None],
+        deliver: Deliver,
         on_purge: Callable[[str], None],
     ) -> None:
         """Take what is to be called; nothing is connected before `run`.
@@ -69,7 +73,8 @@ class SharedLog:
             options: Where Redis is, and what to keep.
             identity: Of model and tokenizer: `keys.identity_of`.
             vocab_size: Token ids lie in [0, vocab_size).
-            deliver: Is given a tenant and int32 outputs of other processes. Where it returns an awaitable,
+            deliver: Is given a tenant, int32 outputs of other processes, and when the oldest of them was
+                written, in seconds since the epoch by Redis' clock. Where it returns an awaitable,
                 that is awaited before more is read: so it can push back. The outputs of a call must not take
                 effect after a later `on_purge`.
             on_purge: Is given a tenant all of whose shared text is void now, perhaps more than once.
@@ -124,8 +129,8 @@ class SharedLog:
             await asyncio.sleep(FLUSH_SECONDS / 4)
         return True
 
-    def replay(self) -> Iterator[tuple[str, Outputs]]:
-        """Tenants and outputs that are remembered, own and others', for a receiver that has lost them."""
+    def replay(self) -> Iterator[tuple[str, Outputs, int]]:
+        """What is remembered, own and others', for a receiver that has lost it; as `deliver` is given it."""
         return self._state.replay()
 
     @property
@@ -194,9 +199,9 @@ class SharedLog:
         self._unconnected.begin(kind, error)
         self._telling.fault("the shared log is not connected", kind, error)
 
-    async def _delivered(self, tenant: str, outputs: Outputs) -> None:
+    async def _delivered(self, tenant: str, outputs: Outputs, written: int) -> None:
         """Deliver; it goes on where the connection ends meanwhile: what was read is not read again."""
-        self._delivering = asyncio.ensure_future(self._hand_over(tenant, outputs))
+        self._delivering = asyncio.ensure_future(self._hand_over(tenant, outputs, written))
         await self._idle()
 
     async def _idle(self) -> None:
@@ -204,11 +209,11 @@ class SharedLog:
         if self._delivering is not None:
             await asyncio.shield(self._delivering)
 
-    async def _hand_over(self, tenant: str, outputs: Outputs) -> None:
+    async def _hand_over(self, tenant: str, outputs: Outputs, written: int) -> None:
         """Where the tenant is purged meanwhile, that is said again."""
         generation = self.generation(tenant)
         try:
-            waiting = self._deliver(tenant, outputs)
+            waiting = self._deliver(tenant, outputs, written)
             if inspect.isawaitable(waiting):
                 await waiting
         except Exception as error:

@@ -28,7 +28,7 @@ class Reader:
         self,
         line: Line,
         vocab_size: int,
-        deliver: Callable[[str, Outputs], Awaitable[None]],
+        deliver: Callable[[str, Outputs, int], Awaitable[None]],
         idle: Callable[[], Awaitable[None]],
     ) -> None:
         """Deliver what is read through a line; `idle` waits for what an earlier session delivers still."""
@@ -91,9 +91,9 @@ class Reader:
                 cursor.caught_up = cursor.caught_up or (len(entries) < count and cursor.lap == lap)
 
     async def _take(self, cursor: Cursor, read: list[Read]) -> None:
-        outputs = self._line.state.receive(cursor, read)
+        outputs, written = self._line.state.receive(cursor, read)
         if outputs:
-            await self._deliver(cursor.tenant, tuple(outputs))
+            await self._deliver(cursor.tenant, outputs, written)
 
     async def _read_apart(self, cursors: list[Cursor]) -> None:
         """Find out which key holds something else than a stream, and leave that one alone."""

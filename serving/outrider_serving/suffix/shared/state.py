@@ -110,13 +110,13 @@ class State:
             self.counts.gaps += self.followed.popitem(last=False)[1].gaps
         return True
 
-    def replay(self) -> Iterator[tuple[str, Outputs]]:
-        """All records that are remembered and alive, the oldest first."""
+    def replay(self) -> Iterator[tuple[str, Outputs, int]]:
+        """Tenant, outputs and age mark of all records that are remembered and alive, the oldest first."""
         for remembered in self.memory.values():
             if self._fault_of(remembered.tenant, remembered.generation, remembered.created) is None:
                 record = decode(remembered.raw, self._vocab_size)
                 if isinstance(record, Record):
-                    yield remembered.tenant, record.outputs
+                    yield remembered.tenant, record.outputs, record.created // 1000
 
     # Time, purges and losses.
 
@@ -175,9 +175,14 @@ class State:
 
     # What is read.
 
-    def receive(self, cursor: Cursor, read: Sequence[Read]) -> list[array[int]]:
-        """Take entries of a stream in their order; the outputs that are to be delivered."""
+    def receive(self, cursor: Cursor, read: Sequence[Read]) -> tuple[Outputs, int]:
+        """Take entries of a stream in their order.
+
+        Returns:
+            (outputs that are to be delivered, when the oldest was written in seconds since the epoch).
+        """
         outputs: list[array[int]] = []
+        oldest = self.now()
         for entry in read:
             record = entry.record
             if isinstance(record, Refusal) or entry.digest is None:
@@ -201,7 +206,8 @@ class State:
             self.counts.received_records += 1
             self.counts.received_tokens += record.tokens
             outputs += record.outputs
-        return outputs
+            oldest = min(oldest, record.created)
+        return tuple(outputs), oldest // 1000
 
     def _remember(self, tenant: str, generation: int, created: int, raw: bytes, number: int) -> None:
         self.memory.put(number, Remembered(tenant, generation, created, raw, self._value))

@@ -52,7 +52,8 @@ def published(*outputs: list[int], tenant: str = "a", generation: int = 0) -> li
 
 def received(one: State, entries: list[tuple[int, bytes]], tenant: str = "a") -> list[list[int]]:
     one.need(tenant)
-    return [list(output) for output in one.receive(one.followed[tenant], judge(entries, VOCABULARY))]
+    outputs, _ = one.receive(one.followed[tenant], judge(entries, VOCABULARY))
+    return [list(output) for output in outputs]
 
 
 def settle(one: State) -> None:
@@ -165,7 +166,7 @@ def test_a_purge_clears_one_tenant_everywhere() -> None:
         one.publish(tenant, [9, 10, 11, 12], 0)
     assert one.learn({"a": NOW}) == {}
     assert (purged, one.generation("a"), one.generation("b")) == (["a"], NOW, 0)
-    assert [tenant for tenant, _ in one.replay()] == ["b"]
+    assert [tenant for tenant, _, _ in one.replay()] == ["b"]
     assert [batch.tenant for batch in batches(one)] == ["b"]
     one.publish("a", [1, 2, 3, 4], 0)
     assert one.counts.dropped == {"purged": 2}
