@@ -26,8 +26,13 @@ settings.register_profile("long", max_examples=300, deadline=None, suppress_heal
 settings.load_profile("long" if LONG else "sample")
 
 _ON_A_NODE = "tests/cluster/"
-_ON_ANOTHER = ("tests/cluster/test_cgroup_v2.py", "tests/cluster/test_node.py", "tests/e2e/")
-"""All that operators do is on the first, which test_rights.py judges."""
+_ON_ANOTHER = (
+    "tests/cluster/test_cgroup_v2.py",
+    "tests/cluster/test_node.py",
+    "tests/cluster/test_shared_cache.py",
+    "tests/e2e/",
+)
+"""What operators do is on the first, which test_rights.py judges, but for what others do there as well."""
 
 
 class _TwoNodes(LoadScopeScheduling):

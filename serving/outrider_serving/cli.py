@@ -18,10 +18,10 @@ from outrider_serving.engine.options import EngineOptions
 from outrider_serving.flags import TEMPLATE_VARIABLE, make_parser
 from outrider_serving.models.errors import ModelError
 from outrider_serving.models.source import DirectorySource, HubSource, Source, check_source, parse_source
-from outrider_serving.settings import PodSettings, default_settings
+from outrider_serving.settings import PodSettings, TenantMode, default_settings
 from outrider_serving.suffix.shared import cli as suffix
-from outrider_serving.suffix.shared.options import LogOptions
-from outrider_serving.tenancy import Tenancy, TenancyError, tenancy
+from outrider_serving.suffix.shared.options import PREFIX, RETENTION_BYTES, WARM_SECONDS, LogOptions
+from outrider_serving.tenancy import Tenancy, TenancyError, tenancy_of
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def _options(chosen: argparse.Namespace) -> tuple[ServeOptions, PodSettings]:
             f"--step-tokens {chosen.step_tokens} must be at least --max-running {chosen.max_running}: "
             "each request needs one in every step"
         )
-    source = _source(chosen.model)
+    source, tenancy = _source(chosen.model), _tenancy(chosen)
     options = ServeOptions(
         engine=_engine_options(chosen),
         served_name=chosen.served_name or _served_name(source),
@@ -99,10 +99,10 @@ def _options(chosen: argparse.Namespace) -> tuple[ServeOptions, PodSettings]:
         admin_port=chosen.admin_port,
         settings_file=chosen.settings,
         keys_directory=chosen.api_keys,
-        tenancy=_tenancy(chosen),
-        shared_cache=_shared_cache(chosen),
+        tenancy=tenancy,
+        shared_cache=_shared_cache(chosen, tenancy),
         retention=chosen.retention,
-        warm_seconds=chosen.warm_seconds,
+        warm_seconds=WARM_SECONDS if chosen.warm_seconds is None else chosen.warm_seconds,
         chat_template=_chat_template(chosen.chat_template),
         step_timeout=chosen.step_timeout,
         drain_delay=chosen.drain_delay,
@@ -113,27 +113,37 @@ def _options(chosen: argparse.Namespace) -> tuple[ServeOptions, PodSettings]:
 
 def _tenancy(chosen: argparse.Namespace) -> Tenancy:
     try:
-        return tenancy(
+        return tenancy_of(
             chosen.tenant_mode, chosen.trusted_gateways, keys=chosen.api_keys is not None, host=chosen.host
         )
     except TenancyError as error:
         raise StartError(str(error)) from error
 
 
-def _shared_cache(chosen: argparse.Namespace) -> LogOptions | None:
+def _shared_cache(chosen: argparse.Namespace, tenancy: Tenancy) -> LogOptions | None:
     """What is shared through which Redis, None where there is none."""
     if chosen.shared_cache is None:
-        if chosen.shared_cache_auth is not None or chosen.shared_cache_ca is not None:
-            raise StartError("--shared-cache-auth and --shared-cache-ca are for a --shared-cache")
+        for name in ("auth", "ca", "prefix"):
+            if getattr(chosen, f"shared_cache_{name}") is not None:
+                raise StartError(f"--shared-cache-{name} is for a --shared-cache")
+        for name in ("retention_size", "warm_seconds"):
+            if getattr(chosen, name) is not None:
+                raise StartError(f"--{name.replace('_', '-')} is for a --shared-cache")
         return None
+    if tenancy.mode is TenantMode.REQUEST:
+        raise StartError(
+            "--shared-cache does nothing where each request sees only its own text: give --api-keys, or "
+            "--tenant-mode single or header"
+        )
+    size = chosen.retention_size
     try:
         return LogOptions(
             url=chosen.shared_cache,
             auth=chosen.shared_cache_auth,
             ca=chosen.shared_cache_ca,
-            prefix=chosen.shared_cache_prefix,
+            prefix=PREFIX if chosen.shared_cache_prefix is None else chosen.shared_cache_prefix,
             retention_seconds=chosen.retention,
-            retention_bytes=chosen.retention_size,
+            retention_bytes=RETENTION_BYTES if size is None else size,
         )
     except ValueError as error:
         field, _, what = str(error).partition(": ")

@@ -15,7 +15,7 @@ from outrider_serving.engine import options as engine
 from outrider_serving.engine.process.child import DEFAULT_PATIENCE
 from outrider_serving.settings import TenantMode
 from outrider_serving.suffix.shared import cli as suffix
-from outrider_serving.suffix.shared.options import FORMS, PREFIX, RETENTION_BYTES, RETENTION_SECONDS
+from outrider_serving.suffix.shared.options import FORMS, PREFIX, RETENTION_SECONDS, WARM_SECONDS
 
 TEMPLATE_VARIABLE = "OUTRIDER_CHAT_TEMPLATE"
 """Environment variable that holds a chat template's text, empty for none; --chat-template comes first."""
@@ -115,7 +115,10 @@ def _add_sharing_options(serve: argparse.ArgumentParser) -> None:
     )
     add("--shared-cache-ca", type=Path, metavar="FILE", help="certificates (PEM) that may sign Redis' own")
     add(
-        "--shared-cache-prefix", default=PREFIX, type=_text, metavar="PREFIX", help="what its keys begin with"
+        "--shared-cache-prefix",
+        type=_text,
+        metavar="PREFIX",
+        help=f"what its keys begin with; {PREFIX} by default",
     )
     add(
         "--retention",
@@ -126,17 +129,15 @@ def _add_sharing_options(serve: argparse.ArgumentParser) -> None:
     )
     add(
         "--retention-size",
-        default=RETENTION_BYTES,
         type=_bytes,
         metavar="BYTES",
-        help="how much of a tenant is kept there, compressed, as 64Mi",
+        help="how much of a tenant is kept there, compressed, as 64Mi, which is the default",
     )
     add(
         "--warm-seconds",
-        default=5.0,
         type=_seconds,
         metavar="SECONDS",
-        help="how long the start waits at most for what others have shared",
+        help=f"how long the start waits at most for what others have shared; {WARM_SECONDS:g} by default",
     )
 
 

@@ -100,7 +100,7 @@ EVERYONE_APART = Tenancy(TenantMode.REQUEST)
 """Nobody sees what another request has written."""
 
 
-def tenancy(mode: TenantMode | None, gateways: Sequence[str], *, keys: bool, host: str) -> Tenancy:
+def tenancy_of(mode: TenantMode | None, gateways: Sequence[str], *, keys: bool, host: str) -> Tenancy:
     """What the options say.
 
     Args:

@@ -72,12 +72,17 @@ class Operated:
         conditions = self.get("specm", model).get("status", {}).get("conditions", [])
         return next((dict(c) for c in conditions if c["type"] == kind), {})
 
+    def describe(self, model: str) -> str:
+        """All that kubectl tells of a resource and its pods."""
+        pods = self.kubectl("describe", "pods", f"--selector=outrider.dev/model={model}")
+        return self.kubectl("describe", "specm", model) + pods
+
     def await_reason(self, model: str, reason: str, seconds: float = 60, kind: str = "Ready") -> Object:
         def reached() -> Object | None:
             found = self.condition(model, kind)
             return found if found.get("reason") == reason else None
 
-        return eventually(reached, seconds, lambda: self.kubectl("describe", "specm,pods", model))
+        return eventually(reached, seconds, lambda: self.describe(model))
 
     def await_ready(self, model: str, seconds: float = 240) -> Object:
         self.kubectl("wait", "--for=condition=Ready", f"specm/{model}", f"--timeout={seconds:.0f}s")

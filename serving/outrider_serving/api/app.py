@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -86,8 +87,10 @@ def _health_routes(serving: Serving) -> APIRouter:
         return _health(serving.unready)
 
     @router.get("/metrics")
-    def metrics() -> Response:
-        return Response(serving.telemetry.exposition(), media_type=telemetry.CONTENT_TYPE)
+    async def metrics() -> Response:
+        serving.refresh()
+        figures = await asyncio.to_thread(serving.telemetry.exposition)
+        return Response(figures, media_type=telemetry.CONTENT_TYPE)
 
     return router
 
@@ -146,6 +149,7 @@ async def _answer(request: Request, serving: Serving, endpoint: _Endpoint, max_b
         int(time.time()),
         choices=body.n,
         include_usage=body.include_usage,
+        speculation=arrival.token_seconds is None,  # else it would tell what the even pace hides
         positions=body.speculation.positions,
     )
     return Exchange(
@@ -178,8 +182,11 @@ def identify(request: Request, serving: Serving) -> Whose:
     """Whose a request is; ApiError (400, 401, 403) where that cannot be said."""
     tenant = authenticate(request, serving)
     peer = request.client.host if request.client else None
+    named = request.headers.getlist(TENANT_HEADER)
+    if len(named) > 1:
+        raise invalid(f"{TENANT_HEADER}: it came {len(named)} times.", TENANT_HEADER, "invalid_value")
     try:
-        return serving.tenancy.whose(tenant, peer, request.headers.get(TENANT_HEADER))
+        return serving.tenancy.whose(tenant, peer, named[0] if named else None)
     except TenantNameError as error:
         raise invalid(str(error), param=TENANT_HEADER, code="invalid_value") from error
     except UntrustedGatewayError as error:

@@ -60,6 +60,8 @@ class Listener(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                # Whose a request is may depend on its address, of which a header is no proof.
+                proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 backlog=ACCEPTS,
             )

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 MARGIN_SECONDS = 2.0
 """How long before the end of the grace period the last requests are ended: exit comes before the kill.
 
-At most half of the period. Half of the margin is for their last words, a quarter for closing, and the
-rest is spare.
+At most half of the period. Half of the margin is for their last words, an eighth for sharing what was
+written last, a quarter for closing, and the rest is spare.
 """
 
 
@@ -104,12 +104,13 @@ class Process:
             if await self._load(serving, engine, sharing):
                 await self._stop.wait()
                 await self._drain(serving, public)
+                await sharing.close(self._margin / 8)
         finally:
             for watcher in watchers:
                 watcher.cancel()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._margin / 4):
-                    await _close(serving, engine, sharing, [public, *admin])
+                    await _close(serving, engine, [public, *admin])
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
@@ -150,12 +151,9 @@ class Process:
         logs.event(logger, "drained")
 
 
-async def _close(
-    serving: Serving, engine: EngineClient, sharing: Sharing, listeners: Sequence[Listener]
-) -> None:
-    """Cut what is left of the connections, share what is left of the outputs, then end the engine."""
+async def _close(serving: Serving, engine: EngineClient, listeners: Sequence[Listener]) -> None:
+    """Cut what is left of the connections, then end the engine."""
     await asyncio.gather(*(listener.abandon() for listener in listeners))
-    await sharing.close()
     await engine.close()
     serving.close()
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +19,6 @@ from outrider_serving.suffix.shared.stats import LogStats
 
 ERASE_SECONDS = 60.0
 """How often the engine is told to forget what is too old."""
-
-FLUSH_SECONDS = 1.0
-"""How long a process that ends waits for its last outputs to be shared."""
 
 
 @dataclass(slots=True)
@@ -47,6 +44,7 @@ class Sharing:
         self._engine: EngineClient | None = None
         self._written: dict[str, _Written] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._replaying: asyncio.Task[None] | None = None
 
     @property
     def stats(self) -> LogStats | None:
@@ -77,12 +75,14 @@ class Sharing:
     def restarted(self) -> None:
         """The engine is ready, and knows nothing: tell it what is remembered here."""
         if self._log is not None:
-            self._spawn(self._replay(self._log))
+            if self._replaying is not None:
+                self._replaying.cancel()
+            self._replaying = self._spawn(self._replay(self._log))
 
-    async def close(self) -> None:
-        """Give the last outputs a moment to be shared, then end."""
-        if self._log is not None:
-            await self._log.flushed(FLUSH_SECONDS)
+    async def close(self, seconds: float) -> None:
+        """Give the last outputs so long to be shared, where there is a Redis, then end."""
+        if self._log is not None and self._log.stats.connected:
+            await self._log.flushed(seconds)
         for task in self._tasks:
             task.cancel()
 
@@ -105,10 +105,11 @@ class Sharing:
         if written is not None and self._log is not None:
             self._log.publish(written.history, written.tokens, written.generation)
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _erase(self) -> None:
         while True:
@@ -118,8 +119,8 @@ class Sharing:
 
     async def _replay(self, log: SharedLog) -> None:
         assert self._engine is not None
-        for tenant, outputs, written in log.replay():
-            await self._engine.learn(tenant, outputs, written)
+        for tenant, outputs, written, alive in log.replay():
+            await self._engine.learn(tenant, outputs, written, alive)
 
 
 def model_identity(revision: str, tokenizer: Any) -> str:

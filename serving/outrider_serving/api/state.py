@@ -150,6 +150,7 @@ class Serving:
         self.keys_error: str | None = None
         self.tenancy = tenancy
         self.shared = shared
+        self._shared_stats: LogStats | None = None
         self.draining = False
         self.expired = asyncio.Event()
         """Set at the end of the grace period: what still runs ends now, with an error."""
@@ -158,7 +159,7 @@ class Serving:
             address=address,
             port=port,
             readers={
-                **shared_readers(lambda: self.shared.stats if self.shared else None),
+                **shared_readers(lambda: self._shared_stats),
                 "outrider.requests.running": lambda: self._loaded.engine.running if self._loaded else 0,
                 "outrider.requests.waiting": lambda: self._loaded.engine.waiting if self._loaded else 0,
                 "outrider.ready": lambda: self.unready is None,
@@ -225,6 +226,10 @@ class Serving:
             shared_cache_error=self.shared.trouble if self.shared else None,
             model=self._loaded.state if self._loaded else None,
         )
+
+    def refresh(self) -> None:
+        """Take the figures that metrics, read by another thread, cannot take by themselves."""
+        self._shared_stats = self.shared.stats if self.shared else None
 
     def serve(self, model: ServedModel) -> None:
         """The model has generated its first token: answer requests."""

@@ -31,7 +31,8 @@ class Frame:
         id, model, created: as in OpenAI's objects; seconds since 1970.
         choices: how many.
         include_usage: the stream ends with its usage.
-        positions: usage tells of acceptance by position.
+        speculation: usage tells what was proposed and accepted.
+        positions: and also by position.
     """
 
     id: str
@@ -39,11 +40,16 @@ class Frame:
     created: int
     choices: int = 1
     include_usage: bool = False
+    speculation: bool = True
     positions: bool = False
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        """What it tells of the usage."""
+        return usage_object(usage, speculation=self.speculation, positions=self.positions)
 
     def whole(self, kind: str, choices: Iterable[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         """An object that tells of the usage."""
-        return {**self._fields(kind, choices), "usage": usage_object(usage, positions=self.positions)}
+        return {**self._fields(kind, choices), "usage": self.usage(usage)}
 
     def chunk(self, kind: str, choice: dict[str, Any]) -> dict[str, Any]:
         """An object of a stream that goes on; OpenAI's has a usage of null if the last one will have any."""
@@ -59,8 +65,19 @@ class Frame:
         }
 
 
-def usage_object(usage: Usage, *, positions: bool = False) -> dict[str, Any]:
-    """OpenAI's usage, with our `speculation` beside its own fields."""
+def usage_object(usage: Usage, *, speculation: bool = True, positions: bool = False) -> dict[str, Any]:
+    """OpenAI's usage, with our `speculation` beside its own fields where that is to be told."""
+    told = {"speculation": _speculation(usage, positions)} if speculation else {}
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        **told,
+    }
+
+
+def _speculation(usage: Usage, positions: bool) -> dict[str, Any]:
     speculation: dict[str, Any] = {
         "verification_steps": usage.verification_steps,
         "proposed_tokens": usage.proposed_tokens,
@@ -70,13 +87,7 @@ def usage_object(usage: Usage, *, positions: bool = False) -> dict[str, Any]:
     if positions:
         speculation["proposed_by_position"] = list(usage.proposed_by_position)
         speculation["accepted_by_position"] = list(usage.accepted_by_position)
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "speculation": speculation,
-    }
+    return speculation
 
 
 class WireFormat(Protocol):

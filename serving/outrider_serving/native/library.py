@@ -117,6 +117,7 @@ def suffix_functions(variant: Variant) -> ctypes.PyDLL:
         ("outrider_suffix", handle, (whole, whole)),
         ("outrider_suffix_close", None, (handle,)),
         ("outrider_suffix_extend", ctypes.c_int, (handle, pointer, whole, whole)),
+        ("outrider_suffix_limit", None, (handle, whole)),
         ("outrider_suffix_end", None, (handle,)),
         ("outrider_suffix_erase", whole, (handle, whole)),
         ("outrider_suffix_size", None, (handle, numbers, numbers)),

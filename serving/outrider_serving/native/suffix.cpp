@@ -87,6 +87,7 @@ struct Segment {
   int32_t* tokens;
   uint32_t *latest[kOrders], *earlier[kOrders];
   std::vector<Text> texts;
+  int64_t oldest = INT64_MAX;  // time of its texts that were not erased
   size_t cleared = 0;  // bytes of `latest` that are zero again, while it waits to be used once more
 
   size_t to_clear() const { return 4 * size_t(capacity) * kOrders; }
@@ -145,6 +146,7 @@ struct Index {
     while (spare->clear()) {
     }
     spare->size = 0;
+    spare->oldest = INT64_MAX;
     spare->texts.clear();
     return std::move(spare);
   }
@@ -174,6 +176,7 @@ struct Index {
       if (last != nullptr && open) {
         const Text& text = last->texts.back();
         made->texts.push_back({0, text.time, false});
+        made->oldest = text.time;
         const int64_t from = std::max(text.start, last->size - kMaxMatch);
         made->size = last->size - from;
         std::memcpy(made->tokens, last->tokens + from, 4 * made->size);
@@ -183,6 +186,7 @@ struct Index {
     }
     if (!open) {
       last->texts.push_back({last->size, time, false});
+      last->oldest = std::min(last->oldest, time);
       open = true;
     }
     return *last;
@@ -216,9 +220,15 @@ struct Index {
   int64_t erase(int64_t before) {
     int64_t erased = 0;
     for (auto& segment : segments) {
+      if (segment->oldest >= before) continue;
+      segment->oldest = INT64_MAX;
       for (size_t n = 0; n < segment->texts.size(); ++n) {
         Text& text = segment->texts[n];
-        if (text.time >= before || segment->tokens[text.start] == kBreak) continue;
+        if (segment->tokens[text.start] == kBreak) continue;
+        if (text.time >= before) {
+          segment->oldest = std::min(segment->oldest, text.time);
+          continue;
+        }
         const int64_t end = segment->end_of(n);
         std::fill(segment->tokens + text.start, segment->tokens + end, kBreak);
         text.used = false;
@@ -364,6 +374,14 @@ OUTRIDER_EXPORT int outrider_suffix_extend(void* index, const int32_t* tokens, i
     return 1;
   }
   return 0;
+}
+
+// Segments that begin from now on hold at most so many tokens.
+OUTRIDER_EXPORT void outrider_suffix_limit(void* index, int64_t most) {
+  Index& of = *static_cast<Index*>(index);
+  of.most = most;
+  of.first = std::min(of.first, most);
+  if (of.spare != nullptr && of.spare->capacity != most) of.leaving.push_back(std::move(of.spare));
 }
 
 OUTRIDER_EXPORT void outrider_suffix_end(void* index) { static_cast<Index*>(index)->end(); }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from threading import Thread
 
 from outrider_serving.native.structs import SuffixLook
 from outrider_serving.suffix.lookup import Found, Look, Size
@@ -35,6 +36,11 @@ class CompiledIndex:
         if self.handle is not None:
             self._functions.outrider_suffix_close(self.handle)
 
+    def discard(self) -> None:
+        """See `lookup.SuffixIndex.discard`; by a thread, as to give megabytes back takes milliseconds."""
+        handle, self.handle = self.handle, None
+        Thread(target=_closing(self._functions._name), args=(handle,), daemon=True).start()
+
     @property
     def size(self) -> Size:
         """What it holds."""
@@ -48,6 +54,10 @@ class CompiledIndex:
         address, count = ids.buffer_info()
         if self._functions.outrider_suffix_extend(self.handle, address, count, time):
             raise MemoryError("no memory for a text in an index")
+
+    def limit(self, most: int) -> None:
+        """See `lookup.SuffixIndex.limit`."""
+        self._functions.outrider_suffix_limit(self.handle, most)
 
     def end(self) -> None:
         """See `lookup.SuffixIndex.end`."""
@@ -112,6 +122,14 @@ class CompiledLookup:
         if count == 0:
             return Found()
         return Found(tuple(self._tokens[:count]), tuple(self._parents[:count]), request.score, request.scope)
+
+
+@cache
+def _closing(library: str) -> Callable[[int | None], None]:
+    """What closes an index without the interpreter's lock."""
+    close = ctypes.CDLL(library).outrider_suffix_close
+    close.restype, close.argtypes = None, (ctypes.c_void_p,)
+    return close
 
 
 @cache

@@ -114,6 +114,8 @@ class History:
         tenant = self._tenants.get(name)
         if tenant is None:
             tenant = self._tenants[name] = _Tenant(self._indexes.log(self._limit))
+        # What goes at once is an eighth of the tenant's share, which is the less the more there are.
+        tenant.index.limit(self._indexes.segment(self._limit // len(self._tenants)))
         tenant.index.extend(output, time)
         tenant.index.end()
         self._measure(tenant)
@@ -141,9 +143,10 @@ class History:
         return after.tokens - before.tokens
 
     def _remove(self, name: str) -> None:
-        size = self._tenants.pop(name).size
-        self._tokens -= size.tokens
-        self._bytes -= size.bytes
+        tenant = self._tenants.pop(name)
+        self._tokens -= tenant.size.tokens
+        self._bytes -= tenant.size.bytes
+        tenant.index.discard()
 
     def _take_back(self, tenant: str, texts: Sequence[tuple[int, Sequence[int]]], room: int) -> None:
         """Queue texts again, the newest of them, as far as there is room for their tokens."""

@@ -36,8 +36,11 @@ class Indexes:
 
     def log(self, tokens: int) -> SuffixIndex:
         """An index that is to hold at most about so many tokens."""
-        most = min(_MOST, max(_LEAST, _power_of_two(tokens // _SEGMENTS)))
-        return self._make(_LEAST, most)
+        return self._make(_LEAST, self.segment(tokens))
+
+    def segment(self, tokens: int) -> int:
+        """Tokens of the largest segment of an index that is to hold about so many."""
+        return min(_MOST, max(_LEAST, _power_of_two(tokens // _SEGMENTS)))
 
     def text(self, tokens: int) -> SuffixIndex:
         """An index of one text that begins with so many tokens and goes on."""

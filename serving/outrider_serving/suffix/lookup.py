@@ -106,6 +106,14 @@ class SuffixIndex(Protocol):
         """
         ...
 
+    def discard(self) -> None:
+        """Give the memory back; the last call."""
+        ...
+
+    def limit(self, most: int) -> None:
+        """Segments that begin from now on hold at most so many tokens: a power of two from 128 on."""
+        ...
+
     def end(self) -> None:
         """The open text ends here, and what is appended next begins another."""
         ...

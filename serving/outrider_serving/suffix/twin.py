@@ -91,6 +91,16 @@ class TwinIndex:
             segment = self._room(time)
             self._put(segment, token)
 
+    def discard(self) -> None:
+        """See `lookup.SuffixIndex.discard`."""
+        self._segments, self._spare, self._open = [], None, False
+
+    def limit(self, most: int) -> None:
+        """See `lookup.SuffixIndex.limit`."""
+        self._most, self._first = most, min(self._first, most)
+        if self._spare is not None and self._spare.capacity != most:
+            self._spare = None
+
     def end(self) -> None:
         """See `lookup.SuffixIndex.end`."""
         if self._open:

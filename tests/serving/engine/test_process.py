@@ -21,6 +21,7 @@ from outrider_serving.engine.options import EngineOptions
 from outrider_serving.engine.process import child, client
 from outrider_serving.engine.process.child import Ending, Patience
 from outrider_serving.engine.process.client import EngineClient
+from outrider_serving.engine.process.protocol import Learn
 from outrider_serving.engine.records import GraphCounts, PageCounts, StepRecord
 from outrider_serving.engine.types import (
     DeadlineError,
@@ -259,16 +260,39 @@ class TestRequests:
 
     async def test_what_was_written_elsewhere_is_learned_and_purged(self, make: Make) -> None:
         engine = await make()
-        await engine.learn("a", [array("i", range(5000)), array("i", [1, 2, 3])], 0)
-        await engine.learn("b", [array("i", [7] * 10)], 0)
+        await engine.learn("a", [array("i", range(5000)), array("i", [1, 2, 3])], 0, lambda: True)
+        await engine.learn("b", [array("i", [7] * 10)], 0, lambda: True)
         await collect(engine, request("r", max_tokens=1))
-        assert (engine.history.tenants, engine.history.tokens) == (2, 5013)
+        assert (engine.history.tenants, engine.history.tokens) == (2, 5013 + 2 * 64)
         engine.purge("a")
         await collect(engine, request("s", max_tokens=1))
         assert (engine.history.tenants, engine.history.tokens) == (1, 10)
         engine.erase(10)
         await collect(engine, request("t", max_tokens=1))
         assert engine.history.tenants == 0
+
+    async def test_what_is_purged_meanwhile_is_not_told_on(self, make: Make) -> None:
+        """However long the text is: before each part it is asked whether it is alive."""
+        engine = await make()
+        asked = iter([True, True, False])
+        await engine.learn("a", [array("i", range(2000))] * 5, 0, lambda: next(asked))
+        await collect(engine, request("r", max_tokens=1))
+        assert engine.history.tokens == 4000
+
+    async def test_no_request_waits_behind_what_was_written_elsewhere(self, make: Make) -> None:
+        """One lesson at a time is on its way: the engine says that it has taken each."""
+        engine = await make()
+        sent: list[object] = []
+        assert engine._child is not None
+        send = engine._child.send
+        engine._child.send = lambda message: (sent.append(message), send(message))  # type: ignore[method-assign,assignment,return-value]
+        teaching = asyncio.create_task(engine.learn("a", [array("i", range(2000))] * 50, 0, lambda: True))
+        await asyncio.sleep(0)
+        block(0.1)  # the engine has taken it, which is not heard yet
+        assert len(sent) == 1
+        assert len(await collect(engine, request("r", max_tokens=1))) == 1
+        await teaching
+        assert len([message for message in sent if isinstance(message, Learn)]) == 50
 
     async def test_what_requests_write_is_told_if_it_may_be_remembered(self, make: Make) -> None:
         told = Told()
@@ -333,7 +357,7 @@ class TestDeath:
         assert (engine.running, engine.waiting, engine.failure) == (0, 0, None)
         assert (engine.pages, engine.graphs) == (PageCounts(), GraphCounts())
         assert engine.history.tokens == 0
-        await engine.learn("a", [array("i", [1])], 0)  # there is nobody to tell
+        await engine.learn("a", [array("i", [1])], 0, lambda: True)  # there is nobody to tell
         with pytest.raises(EngineClosedError, match="signal 9"):
             await collect(engine, request("refused"))
         await until(lambda: engine.unready is None)

@@ -36,7 +36,10 @@ class Pod:
         self.log = SharedLog(LogOptions(url=url, **options), identity, VOCABULARY, self._take, self._purge)
         self._task: asyncio.Task[None] | None = None
 
-    def _take(self, tenant: str, outputs: tuple[array[int], ...], written: int) -> None:
+    def _take(
+        self, tenant: str, outputs: tuple[array[int], ...], written: int, alive: Callable[[], bool]
+    ) -> None:
+        assert alive()
         self.written = written
         self.delivered += [(tenant, tuple(output)) for output in outputs]
 
@@ -55,7 +58,7 @@ class Pod:
 
     def remembered(self) -> list[int]:
         """Of the outputs that could be told again."""
-        return [one[0] + VOCABULARY * one[1] for _, outputs, _ in self.log.replay() for one in outputs]
+        return [one[0] + VOCABULARY * one[1] for _, outputs, _, _ in self.log.replay() for one in outputs]
 
     async def start(self, *tenants: str) -> Pod:
         for tenant in tenants:

@@ -134,7 +134,7 @@ async def test_what_is_delivered_while_the_connection_ends_is_delivered_once(ser
     began: list[int] = []
     delivered: list[int] = []
 
-    async def wait(tenant: str, outputs: tuple[array[int], ...], written: int) -> None:
+    async def wait(tenant: str, outputs: tuple[array[int], ...], written: int, alive: object) -> None:
         began.extend(output[0] for output in outputs)
         await gate.wait()
         delivered.extend(output[0] for output in outputs)

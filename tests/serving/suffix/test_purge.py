@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from redis.exceptions import OutOfMemoryError
@@ -174,7 +176,7 @@ async def test_text_that_is_delivered_while_it_is_purged_is_purged_after(server:
     gate, waiting = asyncio.Event(), asyncio.Event()
     calls: list[str] = []
 
-    async def wait(tenant: str, outputs: object, written: int) -> None:
+    async def wait(tenant: str, outputs: object, written: int, alive: object) -> None:
         waiting.set()
         await gate.wait()
         calls.append("delivered")
@@ -204,3 +206,41 @@ async def test_the_tombstone_goes_after_the_retention_time(
             assert client.hlen(KEYS.tombstones) == 1
             await eventually(lambda: client.hlen(KEYS.tombstones) == 0)
         await eventually(lambda: pod.log.generation("a") == 0)
+
+
+async def test_text_of_a_purge_that_comes_in_between_is_not_alive(server: RedisServer) -> None:
+    """Between the reading of a record and its delivery, which a task of its own does."""
+    writer, reader = Pod(server), Pod(server)
+    alive: list[bool] = []
+
+    def take(tenant: str, outputs: object, written: int, still: Callable[[], bool]) -> None:
+        alive.append(still())
+
+    reader.log._deliver = take  # type: ignore[assignment]
+    receive = reader.log._state.receive
+
+    def received(*arguments: Any) -> Any:
+        found = receive(*arguments)
+        if found:
+            asyncio.get_running_loop().call_soon(reader.log._state.learn, {"a": 2**52})
+        return found
+
+    reader.log._state.receive = received  # type: ignore[method-assign]
+    async with running(writer, reader):
+        writer.publish(1)
+        await eventually(lambda: alive)
+    assert alive == [False]
+    assert reader.purged[-1] == "a"
+
+
+async def test_what_is_told_again_ends_with_a_purge(server: RedisServer) -> None:
+    writer = Pod(server)
+    async with running(writer):
+        writer.publish(1, 2)
+        await settled(writer)
+        told = writer.log.replay()
+        _, _, _, alive = next(told)
+        assert alive()
+        writer.log._state.learn({"a": 2**52})
+        assert not alive()
+        assert list(writer.log.replay()) == []

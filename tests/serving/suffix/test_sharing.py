@@ -206,12 +206,12 @@ async def test_a_receiver_that_pushes_back_is_waited_for_and_one_that_raises_is_
     writer, slow, broken = Pod(server), Pod(server), Pod(server)
     gate, waiting = asyncio.Event(), 0
 
-    async def wait(tenant: str, outputs: object, written: int) -> None:
+    async def wait(tenant: str, outputs: object, written: int, alive: object) -> None:
         nonlocal waiting
         waiting += 1
         await gate.wait()
 
-    def fail(tenant: str, outputs: object, written: int) -> None:
+    def fail(tenant: str, outputs: object, written: int, alive: object) -> None:
         raise RuntimeError("no")
 
     slow.log._deliver = wait  # type: ignore[assignment]

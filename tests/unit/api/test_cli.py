@@ -39,6 +39,33 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--port", "x"], "argument --port: 'x' is not a port"),
         (["--admin-port", "-1"], "argument --admin-port: '-1' is not a port"),
         (["--admin-port", "8000"], "--admin-port 8000 must differ from --port"),
+        (["--tenant-mode", "two"], "argument --tenant-mode: invalid TenantMode value: 'two'"),
+        (["--tenant-mode", "key"], "--tenant-mode key needs --api-keys"),
+        (
+            ["--trusted-gateways", "10.0.0.0/8"],
+            "--trusted-gateways is for --tenant-mode header, not for single",
+        ),
+        (
+            ["--shared-cache", "http://redis"],
+            "--shared-cache: 'http://redis' is none of redis://host:port/db",
+        ),
+        (["--shared-cache", "redis://u:secret@h"], "--shared-cache: it holds a user or a password"),
+        (["--shared-cache-prefix", "x:"], "--shared-cache-prefix is for a --shared-cache"),
+        (["--shared-cache-ca", "/ca"], "--shared-cache-ca is for a --shared-cache"),
+        (["--retention-size", "1Mi"], "--retention-size is for a --shared-cache"),
+        (["--warm-seconds", "1"], "--warm-seconds is for a --shared-cache"),
+        (
+            ["--shared-cache", "redis://h", "--shared-cache-prefix", "a b"],
+            "--shared-cache-prefix: 'a b' must be",
+        ),
+        (
+            ["--shared-cache", "redis://h", "--retention-size", "1"],
+            "--retention-size: 1 must be at least 16384",
+        ),
+        (
+            ["--shared-cache", "redis://h", "--host", "0.0.0.0"],
+            "--shared-cache does nothing where each request sees only its own text",
+        ),
         (["--dtype", "int8"], "argument --dtype: invalid choice: 'int8' (choose from"),
         (["--context-length", "0"], "argument --context-length: '0' is not a whole number of at least 1"),
         (["--max-waiting", "many"], "argument --max-waiting: 'many'"),

@@ -11,7 +11,7 @@ from outrider_serving.tenancy import (
     TenantNameError,
     UntrustedGatewayError,
     Whose,
-    tenancy,
+    tenancy_of,
 )
 
 
@@ -32,7 +32,7 @@ from outrider_serving.tenancy import (
 )
 def test_whose_a_request_is(mode: TenantMode | None, keys: bool, host: str, expected: Whose) -> None:
     """Whatever its header says: nobody was told to believe it."""
-    made = tenancy(mode, [], keys=keys, host=host)
+    made = tenancy_of(mode, [], keys=keys, host=host)
     for header in (None, "blue", "!"):
         assert made.whose("red", "127.0.0.1", header) == expected
 
@@ -42,7 +42,7 @@ def test_without_a_word_everyone_is_apart() -> None:
 
 
 class TestGateway:
-    made = tenancy(TenantMode.HEADER, ["10.1.0.0/16", "fd00::/8"], keys=True, host="0.0.0.0")
+    made = tenancy_of(TenantMode.HEADER, ["10.1.0.0/16", "fd00::/8"], keys=True, host="0.0.0.0")
 
     @pytest.mark.parametrize("peer", ["10.1.2.3", "fd12::1", "::ffff:10.1.2.3"])
     def test_a_trusted_one_names_the_tenant(self, peer: str) -> None:
@@ -76,4 +76,4 @@ def test_contradictions_are_refused(
     mode: TenantMode | None, gateways: list[str], keys: bool, message: str
 ) -> None:
     with pytest.raises(TenancyError, match=message):
-        tenancy(mode, gateways, keys=keys, host="0.0.0.0")
+        tenancy_of(mode, gateways, keys=keys, host="0.0.0.0")

@@ -98,6 +98,19 @@ def test_a_tenant_that_floods_takes_nothing_from_one_that_has_less(history: Hist
     assert knows(history, "flood", text(1499))
 
 
+def test_many_tenants_keep_a_share_each_and_lose_their_oldest(history: History) -> None:
+    history.hold("the test", 5 * LIMIT)
+    for n in range(240):
+        for tenant in range(20):
+            history.learn(f"t{tenant}", text(1000 * tenant + n, 100), n)
+            assert n < 100 or history.size.tenants == 20
+    for tenant in range(20):
+        known = [knows(history, f"t{tenant}", text(1000 * tenant + n, 100)) for n in range(240)]
+        assert sum(known) > 5 * LIMIT / 20 / 101 / 2
+        assert all(known[225:])
+        assert not any(known[:160])
+
+
 def test_of_very_many_tenants_those_stay_that_were_asked_for_last(history: History) -> None:
     for n in range(500):
         history.learn(f"t{n}", text(n), n)

@@ -133,7 +133,9 @@ class TestTheSameFromBoth:
             index.extend([0])
         recent = [0]
         for time in range(400):
-            match draws.choice(["extend", "extend", "end", "drop", "erase", "own", "look", "look", "look"]):
+            match draws.choice(
+                ["extend", "extend", "end", "drop", "erase", "limit", "own", "look", "look", "look"]
+            ):
                 case "extend":
                     fresh = [draws.randrange(vocabulary) for _ in range(draws.randrange(1, 60))]
                     tokens = draws.choice([recent[-50:], fresh])
@@ -147,6 +149,10 @@ class TestTheSameFromBoth:
                     assert (first is None) == (second is None)
                     if first is not None and second is not None:
                         assert [(t, list(x)) for t, x in first] == [(t, list(x)) for t, x in second]
+                case "limit":
+                    most = draws.choice([128, 256, 1024])
+                    for index in logs:
+                        index.limit(most)
                 case "erase" if draws.random() < 0.2:
                     for index in logs:
                         index.end()
@@ -202,8 +208,13 @@ class TestLog:
             history.end()
         assert history.erase(3) == 3 + 3 + 200 + MAX_MATCH  # which stand twice, as a segment began
         assert history.erase(3) == 0
+        assert history.erase(0) == 0
         for end, expected in (([1, 2], (8,)), ([4, 5], ()), ([150, 151], ()), ([298], ())):
             assert kind.look_up(opened(kind, end), [history], Look(), 8, 8).tokens == expected
+
+    def test_what_is_discarded_is_nothing(self, kind: Kind) -> None:
+        for _ in range(20):
+            filled(kind, [[1, 2, 3] * 200], 128, 1 << 14).discard()
 
     def test_breaks_match_nothing(self, kind: Kind) -> None:
         history = filled(kind, [[1], [2], [1], [3]])

@@ -26,6 +26,8 @@ from outrider_serving.engine.process.child import DEFAULT_PATIENCE, Child, Endin
 from outrider_serving.engine.process.protocol import (
     Cancel,
     Erase,
+    Learn,
+    Learned,
     ModelInfo,
     Purge,
     Ready,
@@ -36,7 +38,7 @@ from outrider_serving.engine.process.protocol import (
     Submit,
     ToApi,
 )
-from outrider_serving.engine.process.written import OutputListener, lessons
+from outrider_serving.engine.process.written import OutputListener, Teacher
 from outrider_serving.engine.records import GraphCounts, HistorySize, PageCounts, StepRecord
 from outrider_serving.engine.types import Delta, EngineClosedError, EngineError, Request
 from outrider_serving.models.errors import ModelError
@@ -109,6 +111,7 @@ class EngineClient:
         self._pages = PageCounts()
         self._graphs = GraphCounts()
         self._history = HistorySize()
+        self._teacher = Teacher(self._teach, lambda: self.running > 0)
         self._lost = False
         self._proposer_trouble: str | None = None
         self.unready: str | None = LOADING
@@ -175,6 +178,7 @@ class EngineClient:
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait((self._supervisor,))
+        self._teacher.lost()
         self._fail(CLOSING)
         self._model.cancel()
 
@@ -184,20 +188,17 @@ class EngineClient:
         if self._child is not None:
             self._child.send(SetSettings(settings))
 
-    async def learn(self, tenant: str, outputs: Sequence[array[int]], written: int) -> None:
-        """Tell the engine what requests of a tenant have written elsewhere.
+    async def learn(
+        self, tenant: str, outputs: Sequence[array[int]], written: int, alive: Callable[[], bool]
+    ) -> None:
+        """Tell the engine what requests of a tenant have written elsewhere; see `Teacher.teach`."""
+        await self._teacher.teach(tenant, outputs, written, alive)
 
-        While requests run, as slowly as `written.lessons` says.
-
-        Args:
-            tenant: whose it is.
-            outputs: token ids, each an array of type "i".
-            written: when the oldest of them was, in seconds since the epoch.
-        """
-        for lesson, seconds in lessons(tenant, outputs, written):
-            if self._child is not None:
-                self._child.send(lesson)
-            await asyncio.sleep(seconds if self.running else 0)
+    def _teach(self, lesson: Learn) -> bool:
+        if self._child is None or self.unready is not None:
+            return False
+        self._child.send(lesson)
+        return True
 
     def purge(self, tenant: str) -> None:
         """Let the engine forget what requests of a tenant have written."""
@@ -291,6 +292,8 @@ class EngineClient:
                     _tell(self._on_step, record)
             case Refused(request_id, error):
                 self._hand_over(request_id, error, last=True)
+            case Learned():
+                self._teacher.took(message)
             case Ready(model):
                 self._become_ready(model)
 
@@ -346,6 +349,7 @@ class EngineClient:
         self.unready = f"the engine's process {ending.what}" + (
             "" if ending.lost else ", and is being restarted"
         )
+        self._teacher.lost()
         self._fail(self.unready)
         logs.event(
             logger,

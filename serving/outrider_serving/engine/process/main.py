@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, Protocol
@@ -35,6 +36,7 @@ from outrider_serving.engine.process.protocol import (
     Cancel,
     Erase,
     Learn,
+    Learned,
     ModelInfo,
     Purge,
     Ready,
@@ -215,7 +217,9 @@ class Loop:
             case SetSettings(settings):
                 self._core.set_settings(settings)
             case Learn(tenant, outputs, written):
+                began = time.monotonic()
                 self._core.learn(tenant, [array("i", output) for output in outputs], written)
+                self._say(Learned(time.monotonic() - began))
             case Purge(tenant):
                 self._core.purge(tenant)
             case Erase(before):

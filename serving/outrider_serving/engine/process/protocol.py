@@ -171,6 +171,13 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
+class Learned:
+    """To the API: a `Learn` was taken, which took so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """To the API: there was nothing else to say for BEAT_SECONDS, and the process lives.
 
@@ -182,7 +189,7 @@ class Beat:
 
 
 ToEngine = Start | Submit | Cancel | SetSettings | Learn | Purge | Erase
-ToApi = Ready | Broken | Refused | Stepped | Beat
+ToApi = Ready | Broken | Refused | Stepped | Learned | Beat
 
 
 def describe(

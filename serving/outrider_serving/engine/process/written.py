@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from outrider_serving.engine.process.protocol import Learn
+from outrider_serving.engine.process.protocol import Learn, Learned
 
 _AT_ONCE = 2048
-"""Tokens in one message to the engine, which takes them in 0.3 ms."""
+"""Tokens in one message to the engine, which compiled code takes in 0.3 ms."""
 
-_A_SECOND = 60_000
-"""Tokens, which take less than a hundredth of the engine's time."""
+_OVERLAP = 64
+"""Tokens of a long output that come again with its next part, so that matches go on across the cut."""
+
+_SHARE = 0.01
+"""Of the engine's time, while requests run."""
 
 
 class OutputListener(Protocol):
@@ -28,25 +32,65 @@ class OutputListener(Protocol):
         """Nothing more will come of it; one that did not begin is no error."""
 
 
-def lessons(tenant: str, outputs: Sequence[array[int]], written: int) -> Iterator[tuple[Learn, float]]:
-    """The messages that tell an engine of outputs, none of them long.
+class Teacher:
+    """Tells an engine what was written elsewhere, one small lesson after another.
 
-    Args:
-        tenant: whose they are.
-        outputs: token ids, each an array of type "i".
-        written: when, in seconds since the epoch.
-
-    Yields:
-        (message, seconds to wait after it while requests run).
+    Each waits until the one before is taken, so no request ever waits behind more than one. Belongs to the
+    event loop.
     """
+
+    def __init__(self, send: Callable[[Learn], bool], busy: Callable[[], bool]) -> None:
+        """Take what sends to an engine that is ready, False where there is none, and whether requests run."""
+        self._send = send
+        self._busy = busy
+        self._turn = asyncio.Lock()
+        self._taken: asyncio.Future[float] | None = None
+
+    async def teach(
+        self, tenant: str, outputs: Sequence[array[int]], written: int, alive: Callable[[], bool]
+    ) -> None:
+        """Return when all is told, or it is void, or there is no engine: one that comes is told by others.
+
+        While requests run it takes a hundredth of the engine's time.
+
+        Args:
+            tenant: whose it is.
+            outputs: token ids, each an array of type "i".
+            written: when the oldest of them was, in seconds since the epoch.
+            alive: whether it was not purged; asked before each lesson.
+        """
+        for lesson in lessons(tenant, outputs, written):
+            async with self._turn:
+                if not alive() or not self._send(lesson):
+                    return
+                self._taken = asyncio.get_running_loop().create_future()
+                seconds = await self._taken
+                if self._busy():
+                    await asyncio.sleep(seconds * (1 - _SHARE) / _SHARE)
+
+    def took(self, message: Learned) -> None:
+        """The engine has taken a lesson."""
+        self._end(message.seconds)
+
+    def lost(self) -> None:
+        """The engine is gone."""
+        self._end(0.0)
+
+    def _end(self, seconds: float) -> None:
+        if self._taken is not None and not self._taken.done():
+            self._taken.set_result(seconds)
+
+
+def lessons(tenant: str, outputs: Sequence[array[int]], written: int) -> Iterator[Learn]:
+    """The messages that tell an engine of outputs, none of them long; see `Teacher.teach`."""
     batch, tokens = list[bytes](), 0
     for output in outputs:
-        for at in range(0, len(output), _AT_ONCE):
+        for at in range(0, max(1, len(output) - _OVERLAP), _AT_ONCE - _OVERLAP):
             piece = output[at : at + _AT_ONCE]
-            if tokens + len(piece) > _AT_ONCE:
-                yield Learn(tenant, tuple(batch), written), tokens / _A_SECOND
+            if batch and tokens + len(piece) > _AT_ONCE:
+                yield Learn(tenant, tuple(batch), written)
                 batch, tokens = [], 0
             batch.append(piece.tobytes())
             tokens += len(piece)
     if batch:
-        yield Learn(tenant, tuple(batch), written), tokens / _A_SECOND
+        yield Learn(tenant, tuple(batch), written)

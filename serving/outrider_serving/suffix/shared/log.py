@@ -48,7 +48,10 @@ ADMIN_COMMANDS = (*SERVING_COMMANDS, "scan", "memory|usage")
 """What the user of `outrider suffix` must be allowed to do."""
 
 
-Deliver: TypeAlias = Callable[[str, Outputs, int], Awaitable[None] | None]
+Alive: TypeAlias = Callable[[], bool]
+"""Whether text was not purged meanwhile."""
+
+Deliver: TypeAlias = Callable[[str, Outputs, int, Alive], Awaitable[None] | None]
 
 
 class SharedLog:
@@ -74,9 +77,10 @@ class SharedLog:
             identity: Of model and tokenizer: `keys.identity_of`.
             vocab_size: Token ids lie in [0, vocab_size).
             deliver: Is given a tenant, int32 outputs of other processes, and when the oldest of them was
-                written, in seconds since the epoch by Redis' clock. Where it returns an awaitable,
-                that is awaited before more is read: so it can push back. The outputs of a call must not take
-                effect after a later `on_purge`.
+                written, in seconds since the epoch by Redis' clock; and what tells whether they were not
+                purged meanwhile, to be asked before each part of what takes long. Where it returns an
+                awaitable, that is awaited before more is read, so it can push back. The outputs of a call
+                must not take effect after a later `on_purge`.
             on_purge: Is given a tenant all of whose shared text is void now, perhaps more than once.
         """
         if not is_identity(identity):
@@ -129,9 +133,15 @@ class SharedLog:
             await asyncio.sleep(FLUSH_SECONDS / 4)
         return True
 
-    def replay(self) -> Iterator[tuple[str, Outputs, int]]:
+    def replay(self) -> Iterator[tuple[str, Outputs, int, Alive]]:
         """What is remembered, own and others', for a receiver that has lost it; as `deliver` is given it."""
-        return self._state.replay()
+        for tenant, outputs, written in self._state.replay():
+            yield tenant, outputs, written, self._alive(tenant)
+
+    def _alive(self, tenant: str) -> Alive:
+        """Of text that is alive now."""
+        generation = self.generation(tenant)
+        return lambda: self.generation(tenant) == generation
 
     @property
     def stats(self) -> LogStats:
@@ -201,7 +211,8 @@ class SharedLog:
 
     async def _delivered(self, tenant: str, outputs: Outputs, written: int) -> None:
         """Deliver; it goes on where the connection ends meanwhile: what was read is not read again."""
-        self._delivering = asyncio.ensure_future(self._hand_over(tenant, outputs, written))
+        alive = self._alive(tenant)  # before anything else may run
+        self._delivering = asyncio.ensure_future(self._hand_over(tenant, outputs, written, alive))
         await self._idle()
 
     async def _idle(self) -> None:
@@ -209,17 +220,16 @@ class SharedLog:
         if self._delivering is not None:
             await asyncio.shield(self._delivering)
 
-    async def _hand_over(self, tenant: str, outputs: Outputs, written: int) -> None:
+    async def _hand_over(self, tenant: str, outputs: Outputs, written: int, alive: Alive) -> None:
         """Where the tenant is purged meanwhile, that is said again."""
-        generation = self.generation(tenant)
         try:
-            waiting = self._deliver(tenant, outputs, written)
+            waiting = self._deliver(tenant, outputs, written, alive)
             if inspect.isawaitable(waiting):
                 await waiting
         except Exception as error:
             self._state.counts.skipped["failed"] += 1
             self._telling.fault("outputs of the shared log could not be delivered", kind_of(error), error)
-        if self.generation(tenant) != generation:
+        if not alive():
             self._purged(tenant)
 
     def _purged(self, tenant: str) -> None:

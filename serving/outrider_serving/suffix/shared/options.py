@@ -12,6 +12,7 @@ MAX_BYTES = 16 * 1024
 """Of a record; entries of a stream times this bounds the stream."""
 
 PREFIX = "outrider:"
+WARM_SECONDS = 5.0
 RETENTION_SECONDS = 7 * 24 * 3600
 RETENTION_BYTES = 64 << 20
 """Defaults."""

@@ -208,6 +208,11 @@ class Memory:
         while self.bytes > self._capacity:
             self._forget(next(iter(self._records)))
 
+    def outlive(self, oldest: int) -> None:
+        """Forget the first ones that are older (ms of Redis)."""
+        while self._records and next(iter(self._records.values())).created < oldest:
+            self._forget(next(iter(self._records)))
+
     def keep(self, wanted: Callable[[Remembered], bool]) -> None:
         """Forget all others."""
         for number in [number for number, record in self._records.items() if not wanted(record)]:

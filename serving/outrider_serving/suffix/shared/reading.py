@@ -91,9 +91,10 @@ class Reader:
                 cursor.caught_up = cursor.caught_up or (len(entries) < count and cursor.lap == lap)
 
     async def _take(self, cursor: Cursor, read: list[Read]) -> None:
-        outputs, written = self._line.state.receive(cursor, read)
-        if outputs:
-            await self._deliver(cursor.tenant, outputs, written)
+        lap = cursor.lap
+        for outputs, written in self._line.state.receive(cursor, read):
+            if cursor.lap == lap:  # else it was purged while the ones before were delivered
+                await self._deliver(cursor.tenant, outputs, written)
 
     async def _read_apart(self, cursors: list[Cursor]) -> None:
         """Find out which key holds something else than a stream, and leave that one alone."""

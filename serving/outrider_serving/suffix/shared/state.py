@@ -20,7 +20,10 @@ LEAST_TOKENS = 4
 """Shorter outputs are not worth a record."""
 
 MAX_FOLLOWED = 256
-"""Tenants; of more, those longest not needed are let go, and read from the beginning when needed again."""
+"""Tenants; of more, those longest not needed are let go, and read on when needed again."""
+
+MAX_LEFT = 65_536
+"""Tenants that were let go, of which it is known how far they were read."""
 
 TAKEN_TOKENS = 16 * 1024
 """Compressed at a time."""
@@ -55,6 +58,8 @@ class State:
         self.memory = Memory(options.memory_bytes)
         self.followed: OrderedDict[str, Cursor] = OrderedDict()
         """The one last needed is the last."""
+        self.left: dict[str, int] = {}
+        """How far those were read that were let go."""
         self.tombstones: dict[str, int] = {}
         self.epoch: Epoch | None = None
         self.refill_due = False
@@ -105,9 +110,14 @@ class State:
             return False
         if not keys.is_tenant(tenant):
             return False
-        self.followed[tenant] = Cursor(tenant, self.options.entries)
+        cursor = self.followed[tenant] = Cursor(tenant, self.options.entries)
+        cursor.position = self.left.pop(tenant, cursor.position)
         if len(self.followed) > MAX_FOLLOWED:
-            self.counts.gaps += self.followed.popitem(last=False)[1].gaps
+            other, gone = self.followed.popitem(last=False)
+            self.counts.gaps += gone.gaps
+            self.left[other] = gone.position
+            while len(self.left) > MAX_LEFT:
+                self.left.pop(next(iter(self.left)))
         return True
 
     def replay(self) -> Iterator[tuple[str, Outputs, int]]:
@@ -140,26 +150,29 @@ class State:
 
     def learn(self, found: dict[str, int]) -> dict[str, int]:
         """Apply the tombstones that Redis has; those that it lacks and should have."""
-        for tenant, tombstone in found.items():
-            if tombstone > self.generation(tenant):
-                self._bury(tenant, tombstone)
+        self._bury({tenant: one for tenant, one in found.items() if one > self.generation(tenant)})
         oldest = self.oldest()
+        self.memory.outlive(oldest)
         for tenant in [tenant for tenant, known in self.tombstones.items() if known < oldest]:
             if tenant not in found:
                 del self.tombstones[tenant]
         return {tenant: known for tenant, known in self.tombstones.items() if known > found.get(tenant, 0)}
 
-    def _bury(self, tenant: str, tombstone: int) -> None:
-        self.tombstones[tenant] = tombstone
-        self.counts.purges += 1
-        dead = self.outbox.keep(lambda one: one.tenant != tenant or one.generation >= tombstone)
+    def _bury(self, news: dict[str, int]) -> None:
+        if not news:
+            return
+        self.tombstones |= news
+        self.counts.purges += len(news)
+        dead = self.outbox.keep(lambda one: one.generation >= news.get(one.tenant, 0))
         if dead:
             self.counts.dropped["purged"] += dead
         # Records since then too: the receiver forgets all, and reads again what the stream holds.
-        self.memory.keep(lambda one: one.tenant != tenant)
-        if tenant in self.followed:
-            self.followed[tenant].anew()
-        self._on_purge(tenant)
+        self.memory.keep(lambda one: one.tenant not in news)
+        for tenant in news:
+            self.left.pop(tenant, None)
+            if tenant in self.followed:
+                self.followed[tenant].anew()
+            self._on_purge(tenant)
 
     def enter(self, epoch: Epoch) -> None:
         """Take the epoch that Redis is in: another one is read again, one that has lost all is refilled."""
@@ -170,19 +183,21 @@ class State:
         if before is None or before == epoch:
             return
         self.counts.epochs += 1
+        self.left.clear()
         for cursor in self.followed.values():
             cursor.again()
 
     # What is read.
 
-    def receive(self, cursor: Cursor, read: Sequence[Read]) -> tuple[Outputs, int]:
+    def receive(self, cursor: Cursor, read: Sequence[Read]) -> list[tuple[Outputs, int]]:
         """Take entries of a stream in their order.
 
         Returns:
-            (outputs that are to be delivered, when the oldest was written in seconds since the epoch).
+            Outputs that are to be delivered together, and when the oldest of them was written, in seconds
+            since the epoch; the others came at most a hundredth of the retention later.
         """
-        outputs: list[array[int]] = []
-        oldest = self.now()
+        found: dict[int, list[Record]] = {}
+        span = max(1000, 10 * self.options.retention_seconds)
         for entry in read:
             record = entry.record
             if isinstance(record, Refusal) or entry.digest is None:
@@ -205,9 +220,14 @@ class State:
             self._remember(cursor.tenant, record.generation, record.created, entry.raw, entry.digest)
             self.counts.received_records += 1
             self.counts.received_tokens += record.tokens
-            outputs += record.outputs
-            oldest = min(oldest, record.created)
-        return tuple(outputs), oldest // 1000
+            found.setdefault(record.created // span, []).append(record)
+        return [
+            (
+                tuple(output for record in records for output in record.outputs),
+                min(record.created for record in records) // 1000,
+            )
+            for records in found.values()
+        ]
 
     def _remember(self, tenant: str, generation: int, created: int, raw: bytes, number: int) -> None:
         self.memory.put(number, Remembered(tenant, generation, created, raw, self._value))

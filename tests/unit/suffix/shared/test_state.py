@@ -52,8 +52,8 @@ def published(*outputs: list[int], tenant: str = "a", generation: int = 0) -> li
 
 def received(one: State, entries: list[tuple[int, bytes]], tenant: str = "a") -> list[list[int]]:
     one.need(tenant)
-    outputs, _ = one.receive(one.followed[tenant], judge(entries, VOCABULARY))
-    return [list(output) for output in outputs]
+    found = one.receive(one.followed[tenant], judge(entries, VOCABULARY))
+    return [list(output) for outputs, _ in found for output in outputs]
 
 
 def settle(one: State) -> None:
@@ -282,3 +282,44 @@ def test_those_longest_not_needed_are_let_go() -> None:
     assert "first" in one.followed
     assert "0" not in one.followed
     assert not one.need("not/ours")
+
+
+def test_one_that_was_let_go_is_read_on_where_it_was() -> None:
+    """And from the beginning where it was purged, or Redis is another one."""
+    one, _ = state()
+    entries = published([1, 2, 3, 4], [5, 6, 7, 8])
+    received(one, entries)
+    for again in ("kept", "purged", "moved"):
+        for number in range(MAX_FOLLOWED):
+            one.need(f"{again}-{number}")
+        assert "a" not in one.followed
+        if again == "purged":
+            one.learn({"a": NOW})
+        if again == "moved":
+            one.enter(Epoch("second", "run"))
+        one.need("a")
+        assert one.followed["a"].position == (2 if again == "kept" else 0)
+        one.followed["a"].passed(7, None)
+
+
+def test_outputs_of_other_days_are_told_apart() -> None:
+    one, _ = state(retention_seconds=700_000)
+    old, _ = state()
+    old.set_clock(NOW - 600_000_000)
+    old.publish("a", [1, 2, 3, 4], 0)
+    batches(old)
+    entries = [(1, old.pending[0].records[0].raw), *((2, raw) for _, raw in published([5, 6, 7, 8]))]
+    one.need("a")
+    found = one.receive(one.followed["a"], judge(entries, VOCABULARY))
+    written = [when for _, when in found]
+    assert [[list(output) for output in outputs] for outputs, _ in found] == [[[1, 2, 3, 4]], [[5, 6, 7, 8]]]
+    assert written[1] - written[0] == pytest.approx(600_000, abs=2)
+
+
+def test_what_is_too_old_is_not_remembered() -> None:
+    one, _ = state(retention_seconds=3600)
+    received(one, published([1, 2, 3, 4]))
+    assert len(one.memory) == 1
+    one.set_clock(NOW + 3_700_000)
+    one.learn({})
+    assert len(one.memory) == 0
