@@ -22,9 +22,10 @@ from outrider_serving.api.text import TextEncoder
 from outrider_serving.engine.options import DEFAULT_MAX_RUNNING, DEFAULT_MAX_WAITING
 from outrider_serving.engine.process.child import Ending
 from outrider_serving.engine.process.client import LOADING
-from outrider_serving.engine.records import GraphCounts, HistorySize, PageCounts, StepRecord
+from outrider_serving.engine.records import GraphCounts, PageCounts, StepRecord
 from outrider_serving.engine.types import Delta, Request
 from outrider_serving.settings import ModelState, PodSettings, PodState
+from outrider_serving.suffix.lookup import HistorySize
 from outrider_serving.suffix.shared.stats import LogStats
 from outrider_serving.telemetry import Telemetry
 from outrider_serving.tenancy import EVERYONE_APART, Tenancy

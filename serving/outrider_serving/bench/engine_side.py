@@ -14,10 +14,11 @@ from outrider_serving.bench.results import BenchError, Run, Stream
 from outrider_serving.bench.sides import check_lengths
 from outrider_serving.bench.workloads import Job, Sampling
 from outrider_serving.engine.core import EngineCore
-from outrider_serving.engine.records import HistorySize, StepRecord
+from outrider_serving.engine.records import StepRecord
 from outrider_serving.engine.types import Delta, Labels, Request, SamplingParams
 from outrider_serving.models.loading import LoadedModel
 from outrider_serving.settings import OTHER_WORKLOAD
+from outrider_serving.suffix.lookup import HistorySize
 
 _HISTORY = "bench"
 

@@ -10,7 +10,7 @@ from functools import partial
 from outrider_serving.depth import DepthRule, MeasuredDepth
 from outrider_serving.engine.active import Active
 from outrider_serving.engine.grammars import Grammars
-from outrider_serving.engine.records import GraphCounts, HistorySize, PageCounts, StepOutput
+from outrider_serving.engine.records import GraphCounts, PageCounts, StepOutput
 from outrider_serving.engine.residence import Build, Grant
 from outrider_serving.engine.schedule.scheduler import EngineLimits, Scheduler
 from outrider_serving.engine.schedule.sequence import end_tokens
@@ -35,6 +35,7 @@ from outrider_serving.sampling.randomness import GeneratorRandomness, Randomness
 from outrider_serving.settings import OTHER_WORKLOAD, PodSettings
 from outrider_serving.suffix.history import History
 from outrider_serving.suffix.indexes import best_indexes
+from outrider_serving.suffix.lookup import HistorySize
 
 Draws = Callable[[Request], tuple[Randomness, Randomness]]
 """Makes a request's two sources: what verification draws from, and what proposals are drawn from."""

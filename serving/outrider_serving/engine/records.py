@@ -71,23 +71,6 @@ class GraphCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class HistorySize:
-    """What is remembered of what requests have written.
-
-    Attributes:
-        tenants: that have one.
-        tokens, bytes: of all of them.
-        evicted: tokens that had to go for others so far, with those that were taken back because they were
-            used.
-    """
-
-    tenants: int = 0
-    tokens: int = 0
-    bytes: int = 0
-    evicted: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One step of the loop. Its busy seconds are the sum of the four parts.
 

@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider_serving.engine.records import HistorySize
 from outrider_serving.suffix.indexes import Indexes
-from outrider_serving.suffix.lookup import Size, SuffixIndex
+from outrider_serving.suffix.lookup import HistorySize, Size, SuffixIndex
 
 MIN_OUTPUT = 4
 """Tokens: shorter outputs are not worth their place."""

@@ -86,6 +86,23 @@ class Size:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class HistorySize:
+    """What is remembered of what requests have written.
+
+    Attributes:
+        tenants: that have one.
+        tokens, bytes: of all of them.
+        evicted: tokens that had to go for others so far, with those that were taken back because they were
+            used.
+    """
+
+    tenants: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    evicted: int = 0
+
+
 class SuffixIndex(Protocol):
     """A log of texts. Calls must not overlap.
 

@@ -16,7 +16,7 @@ from outrider_serving.api.errors import ApiError
 from outrider_serving.api.state import ServedModel, Serving
 from outrider_serving.api.text import TextEncoder
 from outrider_serving.engine.process.child import Ending, Reason
-from outrider_serving.engine.records import GraphCounts, HistorySize, PageCounts
+from outrider_serving.engine.records import GraphCounts, PageCounts
 from outrider_serving.engine.types import (
     DeadlineError,
     Delta,
@@ -27,6 +27,7 @@ from outrider_serving.engine.types import (
     Request,
 )
 from outrider_serving.settings import ModelState, Objective, PodSettings, default_settings
+from outrider_serving.suffix.lookup import HistorySize
 from serving.tiny import make_tokenizer
 
 TOKENIZER = make_tokenizer()

@@ -96,6 +96,7 @@ def test_two_learn_from_each_other_and_a_third_starts_warm(serve: Serve, redis: 
     assert ask(second, store=False) == text
     assert (first.metric("outrider_shared_published_total"), received(first)) == (TOKENS, 0)
     assert second.metric("outrider_shared_connected") == 1
+    assert second.metric("outrider_suffix_compiled") == 1
     assert second.state()["sharedCacheError"] is None
 
     third = serve().ready()

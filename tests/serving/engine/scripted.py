@@ -18,7 +18,7 @@ from pathlib import Path
 
 from outrider_serving.engine.options import EngineOptions
 from outrider_serving.engine.process.protocol import ModelInfo
-from outrider_serving.engine.records import GraphCounts, HistorySize, PageCounts, RowRecord, StepRecord
+from outrider_serving.engine.records import GraphCounts, PageCounts, RowRecord, StepRecord
 from outrider_serving.engine.types import (
     DeadlineError,
     Delta,
@@ -29,6 +29,7 @@ from outrider_serving.engine.types import (
 )
 from outrider_serving.models.errors import ModelError
 from outrider_serving.settings import PodSettings
+from outrider_serving.suffix.lookup import HistorySize
 
 FACTORY = "serving.engine.scripted:build"
 SCRIPT = "SCRIPT"

@@ -16,7 +16,7 @@ from outrider_serving.api.app import create_app
 from outrider_serving.api.records import Outcome, RequestRecord, Verdict
 from outrider_serving.api.state import ServedModel, Serving
 from outrider_serving.api.text import TextEncoder
-from outrider_serving.engine.records import GraphCounts, HistorySize, PageCounts
+from outrider_serving.engine.records import GraphCounts, PageCounts
 from outrider_serving.engine.types import (
     DeadlineError,
     Delta,
@@ -27,6 +27,7 @@ from outrider_serving.engine.types import (
     TokenLogprobs,
 )
 from outrider_serving.settings import ModelState, Objective, PodSettings, RequestLimits, default_settings
+from outrider_serving.suffix.lookup import HistorySize
 from serving.tiny import CHAT_TEMPLATE
 from unit.api.vocabularies import BYTES
 

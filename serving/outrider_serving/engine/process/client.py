@@ -39,10 +39,11 @@ from outrider_serving.engine.process.protocol import (
     ToApi,
 )
 from outrider_serving.engine.process.written import OutputListener, Teacher
-from outrider_serving.engine.records import GraphCounts, HistorySize, PageCounts, StepRecord
+from outrider_serving.engine.records import GraphCounts, PageCounts, StepRecord
 from outrider_serving.engine.types import Delta, EngineClosedError, EngineError, Request
 from outrider_serving.models.errors import ModelError
 from outrider_serving.settings import PodSettings
+from outrider_serving.suffix.lookup import HistorySize
 
 logger = logging.getLogger(__name__)
 

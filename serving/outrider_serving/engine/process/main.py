@@ -50,10 +50,11 @@ from outrider_serving.engine.process.protocol import (
     encode,
     receive,
 )
-from outrider_serving.engine.records import GraphCounts, HistorySize, PageCounts, StepOutput
+from outrider_serving.engine.records import GraphCounts, PageCounts, StepOutput
 from outrider_serving.engine.types import EngineError, Request
 from outrider_serving.models.errors import ModelError
 from outrider_serving.settings import PodSettings
+from outrider_serving.suffix.lookup import HistorySize
 
 logger = logging.getLogger(__name__)
 

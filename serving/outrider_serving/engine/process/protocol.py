@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outrider_serving.engine.options import EngineOptions
-from outrider_serving.engine.records import GraphCounts, HistorySize, PageCounts, StepRecord
+from outrider_serving.engine.records import GraphCounts, PageCounts, StepRecord
 from outrider_serving.engine.types import Delta, EngineError, Request
 from outrider_serving.settings import PodSettings
+from outrider_serving.suffix.lookup import HistorySize
 
 if TYPE_CHECKING:
     from outrider_serving.models.loading import LoadedModel

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from outrider_serving.suffix.shared import keys
-from outrider_serving.suffix.shared.options import FORMS, RETENTION_BYTES, RETENTION_SECONDS, LogOptions
+from outrider_serving.suffix.shared.options import (
+    FORMS,
+    RETENTION_BYTES,
+    RETENTION_SECONDS,
+    InputError,
+    LogOptions,
+)
 
 _COMMANDS = {
     "stats": "tenants, their entries, bytes and tokens",
@@ -16,10 +22,6 @@ _COMMANDS = {
     "import": "read such lines; what was purged since, or is older than the retention, is refused",
     "purge": "delete a tenant's text, and let each connected pod forget its copies within 5 seconds",
 }
-
-
-class InputError(Exception):
-    """Bad input; the message names the flag, what came and what is allowed."""
 
 
 def add_parser(commands: Any) -> None:

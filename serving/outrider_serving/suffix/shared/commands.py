@@ -18,10 +18,9 @@ from redis.exceptions import RedisError
 
 from outrider_serving.suffix.shared import keys as names
 from outrider_serving.suffix.shared.admin import Admin, TenantStats, Text, identities
-from outrider_serving.suffix.shared.cli import InputError
 from outrider_serving.suffix.shared.connection import connected
 from outrider_serving.suffix.shared.keys import Keys
-from outrider_serving.suffix.shared.options import LogOptions
+from outrider_serving.suffix.shared.options import InputError, LogOptions
 from outrider_serving.suffix.shared.replies import NonsenseError
 
 MAX_LINE = 64 << 20

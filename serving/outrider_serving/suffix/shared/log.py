@@ -25,7 +25,7 @@ from outrider_serving.suffix.shared.reading import Reader
 from outrider_serving.suffix.shared.replies import NonsenseError
 from outrider_serving.suffix.shared.session import work
 from outrider_serving.suffix.shared.state import Outputs, State
-from outrider_serving.suffix.shared.stats import LogStats, Telling, Trouble, stats_of
+from outrider_serving.suffix.shared.stats import LogStats, Telling, Trouble
 from outrider_serving.suffix.shared.writing import FLUSH_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class SharedLog:
     @property
     def stats(self) -> LogStats:
         """As it is now."""
-        return stats_of(self._state)
+        return self._state.stats
 
     @property
     def trouble(self) -> str | None:

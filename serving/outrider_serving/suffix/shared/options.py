@@ -26,6 +26,10 @@ FORMS = (
 _PORTS = {"": 6379, "-sentinel": 26379, "-cluster": 6379}
 
 
+class InputError(Exception):
+    """Bad input; the message names the flag, what came and what is allowed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where a server listens."""

@@ -14,7 +14,7 @@ from outrider_serving.suffix.shared.cursor import Cursor, Read
 from outrider_serving.suffix.shared.options import LogOptions
 from outrider_serving.suffix.shared.outbox import Batch, Finished, Group, Memory, Outbox, Remembered, Sealer
 from outrider_serving.suffix.shared.record import Record, Refusal, decode
-from outrider_serving.suffix.shared.stats import Counts, Trouble
+from outrider_serving.suffix.shared.stats import Counts, LogStats, Trouble
 
 LEAST_TOKENS = 4
 """Shorter outputs are not worth a record."""
@@ -73,6 +73,39 @@ class State:
         self._vocab_size = vocab_size
         self._on_purge = on_purge
         self._clock = time.time() - time.monotonic()  # until Redis has told its own
+
+    @property
+    def stats(self) -> LogStats:
+        """What there is to tell."""
+        counts, fresh, cursors = self.counts, self.caught_up_at, [*self.followed.values()]
+        return LogStats(
+            connected=self.connected,
+            fresh_seconds=None if fresh is None else time.monotonic() - fresh,
+            lag_entries=sum(cursor.lag for cursor in cursors),
+            tenants=len(cursors),
+            queue_outputs=len(self.outbox) + len(self.taken) + sum(batch.outputs for batch in self.pending),
+            queue_tokens=self.outbox.tokens
+            + sum(len(output.tokens) for output in self.taken)
+            + sum(batch.tokens for batch in self.pending),
+            queue_bytes=self.outbox.bytes
+            + sum(output.bytes for output in self.taken)
+            + sum(batch.bytes for batch in self.pending),
+            memory_records=len(self.memory),
+            memory_bytes=self.memory.bytes,
+            published_records=counts.published_records,
+            published_tokens=counts.published_tokens,
+            received_records=counts.received_records,
+            received_tokens=counts.received_tokens,
+            duplicates=counts.duplicates,
+            dropped=dict(counts.dropped),
+            skipped=dict(counts.skipped),
+            gaps=counts.gaps + sum(cursor.gaps for cursor in cursors),
+            purges=counts.purges,
+            reconnects=max(0, counts.connections - 1),
+            epochs=counts.epochs,
+            refilled_records=counts.refilled_records,
+            faults=dict(counts.faults),
+        )
 
     # What the API's process asks for.
 

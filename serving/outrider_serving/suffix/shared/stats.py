@@ -7,13 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from outrider_serving import logs
-
-if TYPE_CHECKING:
-    from outrider_serving.suffix.shared.state import State
-
 
 TROUBLE_SECONDS = 5.0
 """What heals sooner is not called trouble."""
@@ -80,39 +75,6 @@ class Counts:
     dropped: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
-
-
-def stats_of(state: State) -> LogStats:
-    """What there is to tell of a state."""
-    counts, fresh, cursors = state.counts, state.caught_up_at, [*state.followed.values()]
-    return LogStats(
-        connected=state.connected,
-        fresh_seconds=None if fresh is None else time.monotonic() - fresh,
-        lag_entries=sum(cursor.lag for cursor in cursors),
-        tenants=len(cursors),
-        queue_outputs=len(state.outbox) + len(state.taken) + sum(batch.outputs for batch in state.pending),
-        queue_tokens=state.outbox.tokens
-        + sum(len(output.tokens) for output in state.taken)
-        + sum(batch.tokens for batch in state.pending),
-        queue_bytes=state.outbox.bytes
-        + sum(output.bytes for output in state.taken)
-        + sum(batch.bytes for batch in state.pending),
-        memory_records=len(state.memory),
-        memory_bytes=state.memory.bytes,
-        published_records=counts.published_records,
-        published_tokens=counts.published_tokens,
-        received_records=counts.received_records,
-        received_tokens=counts.received_tokens,
-        duplicates=counts.duplicates,
-        dropped=dict(counts.dropped),
-        skipped=dict(counts.skipped),
-        gaps=counts.gaps + sum(cursor.gaps for cursor in cursors),
-        purges=counts.purges,
-        reconnects=max(0, counts.connections - 1),
-        epochs=counts.epochs,
-        refilled_records=counts.refilled_records,
-        faults=dict(counts.faults),
-    )
 
 
 class Trouble:

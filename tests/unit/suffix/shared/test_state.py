@@ -16,7 +16,6 @@ from outrider_serving.suffix.shared.options import LogOptions
 from outrider_serving.suffix.shared.outbox import Batch, Finished, Memory, Outbox, Remembered, Sealer
 from outrider_serving.suffix.shared.record import Record, compress, decode
 from outrider_serving.suffix.shared.state import MAX_FOLLOWED, Epoch, State
-from outrider_serving.suffix.shared.stats import stats_of
 
 VOCABULARY = 1000
 NOW = 1_900_000_000_000
@@ -117,8 +116,8 @@ def test_outputs_of_a_tenant_share_records_and_tenants_and_generations_do_not() 
         one.publish(tenant, [1, 2, 3, 4], generation)
     written = [(batch.tenant, batch.generation, batch.outputs) for batch in batches(one)]
     assert written == [("a", 0, 2), ("b", 0, 2), ("a", 5, 1)]
-    assert stats_of(one).queue_outputs == 5
-    assert stats_of(one).queue_tokens == 20
+    assert one.stats.queue_outputs == 5
+    assert one.stats.queue_tokens == 20
 
 
 def test_a_long_output_is_written_in_batches() -> None:
@@ -134,7 +133,7 @@ def test_what_was_taken_is_kept_until_it_is_records() -> None:
     one.publish("a", [1, 2, 3, 4], 0)
     assert one.take()
     one.groups()  # and then the connection breaks
-    assert stats_of(one).queue_outputs == 1
+    assert one.stats.queue_outputs == 1
     assert [batch.outputs for batch in batches(one)] == [1]
 
 
