@@ -123,10 +123,13 @@ def _tenancy(chosen: argparse.Namespace) -> Tenancy:
 def _shared_cache(chosen: argparse.Namespace, tenancy: Tenancy) -> LogOptions | None:
     """What is shared through which Redis, None where there is none."""
     if chosen.shared_cache is None:
-        for name in ("auth", "ca", "prefix"):
-            if getattr(chosen, f"shared_cache_{name}") is not None:
-                raise StartError(f"--shared-cache-{name} is for a --shared-cache")
-        for name in ("retention_size", "warm_seconds"):
+        for name in (
+            "shared_cache_auth",
+            "shared_cache_ca",
+            "shared_cache_prefix",
+            "retention_size",
+            "warm_seconds",
+        ):
             if getattr(chosen, name) is not None:
                 raise StartError(f"--{name.replace('_', '-')} is for a --shared-cache")
         return None

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from outrider_serving.settings import TenantMode
+from outrider_serving.suffix.shared import keys as shared_keys
 
 TENANT_HEADER = "x-outrider-tenant"
 
 Network = IPv4Network | IPv6Network
-
-_NAME = re.compile(r"[-._A-Za-z0-9]{1,253}", re.ASCII)
-"""What the entry of a Secret may be called."""
 
 
 class TenancyError(ValueError):
@@ -80,7 +77,7 @@ class Tenancy:
             raise UntrustedGatewayError(
                 f"{TENANT_HEADER}: only a trusted gateway (--trusted-gateways) may name the tenant."
             )
-        if not _NAME.fullmatch(named):
+        if not named or not shared_keys.is_tenant(named):
             raise TenantNameError(
                 f"{TENANT_HEADER}: {named[:80]!r} was given, but the name of a tenant has 1 to 253 letters, "
                 "digits, '-', '_' and '.'."

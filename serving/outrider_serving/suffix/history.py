@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider_serving.suffix.indexes import Indexes
-from outrider_serving.suffix.lookup import HistorySize, Size, SuffixIndex
-
-MIN_OUTPUT = 4
-"""Tokens: shorter outputs are not worth their place."""
+from outrider_serving.suffix.lookup import LEAST_OUTPUT, HistorySize, Size, SuffixIndex
 
 BYTES_PER_TOKEN = 64
 """Of an index, at most: 44 for each token that there is room for, and the last segment is not full."""
@@ -88,7 +85,7 @@ class History:
             output: token ids.
             time: of any unit; see `erase`.
         """
-        if not self.held or len(output) < MIN_OUTPUT:
+        if not self.held or len(output) < LEAST_OUTPUT:
             return
         self._add(tenant, output, time)
         spent = 0

@@ -35,6 +35,9 @@ ORDERS = (1, 2, 4, 8, 16)
 
 MAX_MATCH = 64
 MAX_PLACES = 64
+LEAST_OUTPUT = 4
+"""Tokens: shorter outputs are worth no place in a log, here or shared."""
+
 BREAK = -1
 """Stands in the log where a text ends; no token."""
 

@@ -6,7 +6,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,14 +17,10 @@ import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
+from outrider_local.ports import free_port
+
 ROOT = Path(__file__).parents[3]
 START_SECONDS = 60.0
-
-
-def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def _environment() -> dict[str, str]:

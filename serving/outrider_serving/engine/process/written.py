@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from outrider_serving.engine.process.protocol import Learn, Learned
+from outrider_serving.suffix.lookup import MAX_MATCH
 
 _AT_ONCE = 2048
 """Tokens in one message to the engine, which compiled code takes in 0.3 ms."""
-
-_OVERLAP = 64
-"""Tokens of a long output that come again with its next part, so that matches go on across the cut."""
 
 _SHARE = 0.01
 """Of the engine's time, while requests run."""
@@ -82,10 +80,13 @@ class Teacher:
 
 
 def lessons(tenant: str, outputs: Sequence[array[int]], written: int) -> Iterator[Learn]:
-    """The messages that tell an engine of outputs, none of them long; see `Teacher.teach`."""
+    """The messages that tell an engine of outputs, none of them long; see `Teacher.teach`.
+
+    The next part of a long output begins with as many tokens as a match has at most, so that matches go on.
+    """
     batch, tokens = list[bytes](), 0
     for output in outputs:
-        for at in range(0, max(1, len(output) - _OVERLAP), _AT_ONCE - _OVERLAP):
+        for at in range(0, max(1, len(output) - MAX_MATCH), _AT_ONCE - MAX_MATCH):
             piece = output[at : at + _AT_ONCE]
             if batch and tokens + len(piece) > _AT_ONCE:
                 yield Learn(tenant, tuple(batch), written)

@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from outrider_serving.suffix.lookup import LEAST_OUTPUT
 from outrider_serving.suffix.shared import keys
 from outrider_serving.suffix.shared.cursor import Cursor, Read
 from outrider_serving.suffix.shared.options import LogOptions
 from outrider_serving.suffix.shared.outbox import Batch, Finished, Group, Memory, Outbox, Remembered, Sealer
 from outrider_serving.suffix.shared.record import Record, Refusal, decode
 from outrider_serving.suffix.shared.stats import Counts, LogStats, Trouble
-
-LEAST_TOKENS = 4
-"""Shorter outputs are not worth a record."""
 
 MAX_FOLLOWED = 256
 """Tenants; of more, those longest not needed are let go, and read on when needed again."""
@@ -123,7 +121,7 @@ class State:
         if not (isinstance(tenant, str) and keys.is_tenant(tenant)):
             return "tenant", None
         try:
-            if len(tokens) < LEAST_TOKENS:
+            if len(tokens) < LEAST_OUTPUT:
                 return "short", None
             copied = array("i", tokens)
             if min(copied) < 0 or max(copied) >= self._vocab_size:
