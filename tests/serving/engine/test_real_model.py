@@ -23,7 +23,7 @@ NEAR_TIE = 1e-3
 BFLOAT16_ERROR = 0.5
 """The same in bfloat16, where logits from 16 to 32 are multiples of 1/8; also for logprobs."""
 
-TOKENS = 64
+TOKENS = 64 if LONG else 32
 
 PROMPTS = {
     "open": "Early in the morning the fishermen of the island",
