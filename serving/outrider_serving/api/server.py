@@ -86,7 +86,7 @@ class Process:
             patience=Patience(step=options.step_timeout),
             on_step=serving.record_step,
             on_end=serving.record_ending,
-            on_ready=sharing.restarted,
+            on_history=sharing.tell_again,
             outputs=sharing,
         )
         loop = asyncio.get_running_loop()

@@ -72,8 +72,8 @@ class Sharing:
             self._spawn(self._log.run())
             await self._log.warmed(warm_seconds)
 
-    def restarted(self) -> None:
-        """The engine is ready, and knows nothing: tell it what is remembered here."""
+    def tell_again(self) -> None:
+        """The engine begins to keep what requests write: tell it what is remembered here."""
         if self._log is not None:
             if self._replaying is not None:
                 self._replaying.cancel()

@@ -57,7 +57,7 @@ class History:
     @property
     def size(self) -> HistorySize:
         """How large it is."""
-        return HistorySize(len(self._tenants), self._tokens, self._bytes, self._evicted)
+        return HistorySize(len(self._tenants), self._tokens, self._bytes, self._evicted, kept=self.held)
 
     def hold(self, holder: object, tokens: int) -> None:
         """Fill it from now on; of several holders the one who wants most is heeded."""

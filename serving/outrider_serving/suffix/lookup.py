@@ -98,12 +98,14 @@ class HistorySize:
         tokens, bytes: of all of them.
         evicted: tokens that had to go for others so far, with those that were taken back because they were
             used.
+        kept: what comes is remembered, since a proposer makes use of it.
     """
 
     tenants: int = 0
     tokens: int = 0
     bytes: int = 0
     evicted: int = 0
+    kept: bool = False
 
 
 class SuffixIndex(Protocol):

@@ -114,11 +114,19 @@ def test_two_learn_from_each_other_and_a_third_starts_warm(serve: Serve, redis: 
         assert found(server) == before
 
 
-def test_an_engine_that_was_killed_is_told_again(serve: Serve) -> None:
+def test_a_proposer_that_comes_later_and_an_engine_that_was_killed_are_told_again(
+    serve: Serve, tmp_path: Path
+) -> None:
+    settings = tmp_path / "settings.json"
+    later = settings.read_text()
+    settings.write_text(default_settings(Proposer(method=Method.NONE)).model_dump_json(by_alias=True))
     server = serve().ready()
     ask(server)
-    eventually(lambda: takes_over(server))
     eventually(lambda: server.metric("outrider_shared_published_total") == TOKENS)
+    assert server.metric("outrider_history_tokens") == 0
+    settings.write_text(later)
+    eventually(lambda: server.metric("outrider_history_tokens") >= TOKENS)
+    eventually(lambda: takes_over(server))
     os.kill(server.engine_pid, signal.SIGKILL)
     eventually(lambda: server.get("/readyz").status_code == 503)
     server.ready()

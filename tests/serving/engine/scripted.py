@@ -28,7 +28,7 @@ from outrider_serving.engine.types import (
     Request,
 )
 from outrider_serving.models.errors import ModelError
-from outrider_serving.settings import PodSettings
+from outrider_serving.settings import Method, PodSettings
 from outrider_serving.suffix.lookup import HistorySize
 
 FACTORY = "serving.engine.scripted:build"
@@ -93,7 +93,8 @@ class ScriptedCore:
 
     @property
     def history(self) -> HistorySize:
-        return HistorySize(len(self.learned), sum(map(len, self.learned.values())))
+        kept = any(arm.proposer.method is Method.SUFFIX for arm in self.settings.arms.values())
+        return HistorySize(len(self.learned), sum(map(len, self.learned.values())), kept=kept)
 
     def learn(self, tenant: str, outputs: Iterable[Sequence[int]], written: int) -> None:
         for output in outputs:

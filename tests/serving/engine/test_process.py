@@ -35,7 +35,7 @@ from outrider_serving.engine.types import (
     SamplingParams,
 )
 from outrider_serving.models.errors import ModelError
-from outrider_serving.settings import PodSettings, default_settings
+from outrider_serving.settings import Method, PodSettings, Proposer, default_settings
 from serving.engine import scripted
 from serving.engine.scripted import Act
 
@@ -270,6 +270,29 @@ class TestRequests:
         engine.erase(10)
         await collect(engine, request("t", max_tokens=1))
         assert engine.history.tenants == 0
+
+    async def test_what_is_remembered_is_told_without_requests_too(self, make: Make) -> None:
+        engine = await make()
+        await engine.learn("a", [array("i", range(20))], 0, lambda: True)
+        await until(lambda: engine.history.tokens == 20)
+        engine.purge("a")
+        await until(lambda: engine.history.tokens == 0)
+
+    @pytest.mark.usefixtures("quick")
+    async def test_each_process_that_begins_to_keep_what_requests_write_is_told_of_once(
+        self, make: Make
+    ) -> None:
+        kept: list[int | None] = []
+        engine = await make(on_history=lambda: kept.append(engine.pid))
+        suffix = default_settings(Proposer(method=Method.SUFFIX))
+        for settings in (generation(2), suffix, generation(3), suffix):
+            engine.set_settings(settings)
+            await until(lambda settings=settings: engine.history.kept == (settings is suffix))  # type: ignore[misc]
+        assert engine.pid is not None
+        assert kept == [engine.pid]
+        os.kill(engine.pid, signal.SIGKILL)
+        await until(lambda: len(kept) == 2)
+        assert kept[1] == engine.pid
 
     async def test_what_is_purged_meanwhile_is_not_told_on(self, make: Make) -> None:
         """However long the text is: before each part it is asked whether it is alive."""

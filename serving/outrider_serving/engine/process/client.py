@@ -79,7 +79,7 @@ class EngineClient:
         patience: Patience = DEFAULT_PATIENCE,
         on_step: Callable[[StepRecord], None] = lambda _: None,
         on_end: Callable[[Ending], None] = lambda _: None,
-        on_ready: Callable[[], None] = lambda: None,
+        on_history: Callable[[], None] = lambda: None,
         outputs: OutputListener | None = None,
     ) -> None:
         """An engine that does nothing before `start`.
@@ -91,7 +91,8 @@ class EngineClient:
             patience: with a process that does not move.
             on_step: gets the record of every step.
             on_end: is told of every process that has ended and is to be replaced.
-            on_ready: is told of every process that is ready: it knows nothing of what requests have written.
+            on_history: is told of every process when it begins to keep what requests write: of what was
+                written before, it knows nothing.
             outputs: is told what requests write that may be remembered.
         """
         self._options = options
@@ -100,7 +101,8 @@ class EngineClient:
         self._patience = patience
         self._on_step = on_step
         self._on_end = on_end
-        self._on_ready = on_ready
+        self._on_history = on_history
+        self._keeps_history = False
         self._outputs = outputs
         self._streams: dict[str, Stream] = {}
         self._child: Child | None = None
@@ -285,6 +287,9 @@ class EngineClient:
             case Stepped(record, deltas, failures, running, pages, trouble, graphs, history):
                 self._running, self._pages, self._proposer_trouble = running, pages, trouble
                 self._graphs, self._history = graphs, history
+                if history.kept and not self._keeps_history:
+                    self._keeps_history = True
+                    self._on_history()
                 for delta in deltas:
                     self._hand_over(delta.request_id, delta, last=delta.finish_reason is not None)
                 for request_id, error in failures:
@@ -337,7 +342,6 @@ class EngineClient:
         )
         if not self._model.done():
             self._model.set_result(model)
-        self._on_ready()
 
     def _bury(self, ending: Ending) -> float:
         """Account for a process that has ended; the seconds until the next one is started."""
@@ -346,7 +350,7 @@ class EngineClient:
         self._short_lives = 0 if healthy else self._short_lives + 1
         delay = min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** max(0, self._short_lives - 1))
         self._running, self._pages, self._proposer_trouble = 0, PageCounts(), None
-        self._graphs, self._history = GraphCounts(), HistorySize()
+        self._graphs, self._history, self._keeps_history = GraphCounts(), HistorySize(), False
         self.unready = f"the engine's process {ending.what}" + (
             "" if ending.lost else ", and is being restarted"
         )

@@ -158,7 +158,7 @@ class Loop:
         self._core = core
         self._inbox = inbox
         self._say = say
-        self._trouble: str | None = None  # as it was told last
+        self._told: tuple[str | None, HistorySize] = None, HistorySize()
         self.occupied = False
 
     def run(self) -> NoReturn:
@@ -188,7 +188,7 @@ class Loop:
 
     def _rest(self) -> None:
         """Wait for a message and take it, or until there is something to tend."""
-        if self._core.proposer_trouble != self._trouble:
+        if (self._core.proposer_trouble, self._core.history) != self._told:
             self._tell(StepOutput(None))
         self.occupied = False
         try:
@@ -202,8 +202,8 @@ class Loop:
 
     def _tell(self, done: StepOutput) -> None:
         core = self._core
-        self._trouble = trouble = core.proposer_trouble
-        figures = core.running, core.pages, trouble, core.graphs, core.history
+        trouble, history = self._told = core.proposer_trouble, core.history
+        figures = core.running, core.pages, trouble, core.graphs, history
         self._say(Stepped(done.record, done.deltas, done.failures, *figures))
 
     def _take(self, message: ToEngine) -> None:

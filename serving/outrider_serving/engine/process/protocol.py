@@ -149,7 +149,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """To the API: what one step did, all of it; or, without a step, that `proposer_trouble` has changed.
+    """To the API: all that one step did; or, without one, that `proposer_trouble` or `history` has changed.
 
     Attributes:
         record: None where no request took part.
