@@ -2,8 +2,8 @@
 PYTHON ?= python3
 LOCAL = PYTHONPATH=local $(PYTHON) -m outrider_local
 VENV = .venv/bin/python
-# Two processes begin with a node each and the tests on it; what waits there leaves the cores to the others.
-PROCESSES = -n 4
+# Two processes begin with a node each and the tests on it; what waits there leaves the cores to the third.
+PROCESSES = -n 3
 # Where `make gpu-check` leaves its report.
 OUT = build/gpu-check
 # What `make bench` compares: arguments of `outrider bench`.

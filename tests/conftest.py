@@ -25,25 +25,34 @@ settings.register_profile(
 settings.register_profile("long", max_examples=300, deadline=None, suppress_health_check=_quiet)
 settings.load_profile("long" if LONG else "sample")
 
-_ON_A_NODE = "tests/cluster/"
-_ON_ANOTHER = (
-    "tests/cluster/test_cgroup_v2.py",
-    "tests/cluster/test_node.py",
-    "tests/cluster/test_shared_cache.py",
-    "tests/e2e/",
-)
-"""What operators do is on the first, which test_rights.py judges, but for what others do there as well."""
+_TOGETHER = {
+    "another node": ["cluster/test_cgroup_v2", "cluster/test_node", "cluster/test_shared_cache", "e2e/"],
+    "a node": ["cluster/"],
+    "a server": ["serving/api/test_bad_input", "serving/api/test_live", "serving/api/test_openai_client"],
+    "kernels": ["serving/engine/test_compared", "serving/engine/test_graphs", "serving/engine/test_triton"],
+    "the real model": [
+        "serving/engine/test_grammar_real",
+        "serving/engine/test_loading.py::test_the_real_model",
+        "serving/engine/test_native.py::test_this_machine",
+        "serving/engine/test_real_model",
+    ],
+}
+"""What shares something that takes long to make: one process has all of it. The first that fits counts.
+
+What operators do is on the first node, which test_rights.py judges, but for what others do there as well.
+"""
 
 
-class _TwoNodes(LoadScopeScheduling):
-    """Of several processes two have a node each, and all the tests on it, in their order."""
+class _Together(LoadScopeScheduling):
+    """Processes take one test after the other, but for those that belong together."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(_ON_ANOTHER):
-            return "another node"
-        return "a node" if nodeid.startswith(_ON_A_NODE) else nodeid
+        path = nodeid.removeprefix("tests/")
+        return next((name for name, files in _TOGETHER.items() if path.startswith(tuple(files))), nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     """How `pytest -n` shares the tests out."""
-    return _TwoNodes(config, log)
+    # Else those with the most tests came first; the nodes' last longest, and are the first as they stand.
+    config.option.loadscopereorder = False
+    return _Together(config, log)
