@@ -198,7 +198,7 @@ def deployment(owner: Owner, spec: SpeculativeModelSpec, config: OperatorConfig)
         "spec": {
             "replicas": spec.replicas,
             "revisionHistoryLimit": 2,
-            "progressDeadlineSeconds": spec.engine.load_seconds + BEFORE_LOAD_SECONDS,
+            "progressDeadlineSeconds": spec.start_seconds + BEFORE_LOAD_SECONDS,
             "selector": {"matchLabels": {names.MODEL_LABEL: owner.name, names.POD_HASH_LABEL: hashed}},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": _ROLLING[spec.replacement]},
             "template": {

@@ -174,8 +174,8 @@ def _trouble(
     """The first trouble of a pod, else that of the Deployment, with what of the spec it comes from."""
     if spec is None:
         return None
-    warnings, load_seconds = seen.warnings, spec.engine.load_seconds
-    found = (pod_trouble(pod, warnings.get(pod["metadata"]["name"]), load_seconds) for pod in pods)
+    warnings, seconds = seen.warnings, spec.start_seconds
+    found = (pod_trouble(pod, warnings.get(pod["metadata"]["name"]), seconds) for pod in pods)
     trouble = next(filter(None, found), None)
     if trouble is None:
         trouble = deployment_trouble(current) if current is not None else None

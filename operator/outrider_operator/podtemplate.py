@@ -85,7 +85,7 @@ def _container(
         "startupProbe": _probe(
             "/readyz",
             periodSeconds=STARTUP_PERIOD_SECONDS,
-            failureThreshold=math.ceil(spec.engine.load_seconds / STARTUP_PERIOD_SECONDS),
+            failureThreshold=math.ceil(spec.start_seconds / STARTUP_PERIOD_SECONDS),
         ),
         "livenessProbe": _probe("/healthz", periodSeconds=10, failureThreshold=6),
         "readinessProbe": _probe("/readyz", periodSeconds=2, failureThreshold=2),

@@ -7,6 +7,7 @@ the rule existed is named in a condition.
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Annotated, Self
 
@@ -24,6 +25,7 @@ from outrider_serving.settings import (
     TenantMode,
     Workload,
 )
+from outrider_serving.suffix.shared.options import WARM_SECONDS
 
 HubId = Annotated[
     str,
@@ -225,6 +227,15 @@ class SpeculativeModelSpec(Contract):
         if len(workloads) != len(set(workloads)):
             raise ValueError("workloads must have distinct names")
         return self
+
+    @property
+    def start_seconds(self) -> int:
+        """How long a pod may take until it serves: to load, and to wait for what others have shared."""
+        cache = self.shared_cache
+        if cache is None or cache.url is None:
+            return self.engine.load_seconds
+        warm = WARM_SECONDS if cache.warm_seconds is None else cache.warm_seconds
+        return self.engine.load_seconds + math.ceil(warm)
 
     @model_validator(mode="after")
     def _kept_for_someone(self) -> Self:

@@ -73,11 +73,11 @@ class Trouble:
     message: str
 
 
-def pod_trouble(pod: Object, warning: str | None, load_seconds: int) -> Trouble | None:
+def pod_trouble(pod: Object, warning: str | None, start_seconds: int) -> Trouble | None:
     """What keeps a pod from being ready, or None while it is ready or merely starting.
 
     A container that crashed is in trouble from then until it is ready, also while it runs once more: else
-    the condition would swing with every restart. `load_seconds` is how long it may take to load.
+    the condition would swing with every restart. `start_seconds` is how long it may take until it serves.
     """
     if is_ready(pod):
         return None
@@ -90,12 +90,12 @@ def pod_trouble(pod: Object, warning: str | None, load_seconds: int) -> Trouble 
     if status.get("phase") == "Failed":
         return Trouble(status.get("reason", "PodFailed"), f"pod {name}: {status.get('message', 'failed')}")
     for container in status.get("containerStatuses", ()):
-        if container["name"] == CONTAINER and (found := _container_trouble(name, container, load_seconds)):
+        if container["name"] == CONTAINER and (found := _container_trouble(name, container, start_seconds)):
             return found
     return Trouble("PodNotStarting", f"pod {name}: {warning}") if warning else None
 
 
-def _container_trouble(pod: str, container: Object, load_seconds: int) -> Trouble | None:
+def _container_trouble(pod: str, container: Object, start_seconds: int) -> Trouble | None:
     state, last = container.get("state", {}), container.get("lastState", {})
     waiting = state.get("waiting", {})
     reason = waiting.get("reason", "ContainerCreating")
@@ -105,7 +105,7 @@ def _container_trouble(pod: str, container: Object, load_seconds: int) -> Troubl
     if ended is not None:
         restarted = bool(container.get("restartCount")) or reason == "CrashLoopBackOff"
         word = "CrashLoopBackOff" if restarted else _exit_reason(ended)
-        return Trouble(word, f"pod {pod}: {_exit(ended)}{_too_slow(ended, load_seconds)}")
+        return Trouble(word, f"pod {pod}: {_exit(ended)}{_too_slow(ended, start_seconds)}")
     if "waiting" in state and reason not in _PATIENT:
         return Trouble(reason, f"pod {pod}: {waiting.get('message', reason)}")
     return None
@@ -127,16 +127,16 @@ def _exit(ended: Object) -> str:
     return f"{how}: {said[-MAX_TERMINATION_MESSAGE:]}" if said else how
 
 
-def _too_slow(ended: Object, load_seconds: int) -> str:
+def _too_slow(ended: Object, start_seconds: int) -> str:
     """What to do about a container that was ended just when its time to load was over; else nothing."""
     if not (ended.get("startedAt") and ended.get("finishedAt")):
         return ""
     ran = datetime.fromisoformat(ended["finishedAt"]) - datetime.fromisoformat(ended["startedAt"])
     # The last probes may have timed out, and a process that is told to end has its grace period.
-    if not load_seconds <= ran.total_seconds() <= load_seconds * 1.1 + TERMINATION_SECONDS + 10:
+    if not start_seconds <= ran.total_seconds() <= start_seconds * 1.1 + TERMINATION_SECONDS + 10:
         return ""
     return (
-        f"; it ran for {ran.total_seconds():.0f} s, and one that does not serve after {load_seconds} s is "
+        f"; it ran for {ran.total_seconds():.0f} s, and one that does not serve after {start_seconds} s is "
         "restarted: if the model takes longer to load, raise spec.engine.loadSeconds"
     )
 

@@ -102,7 +102,7 @@ def test_the_shared_cache_changes_pods_but_not_their_hash() -> None:
     assert before["Deployment"]["metadata"] == after["Deployment"]["metadata"]
     (old,), (new,) = (template(spec)["spec"]["containers"] for spec in (MINIMAL, REDIS))
     assert new["args"][: len(old["args"])] == old["args"]
-    assert {**new, "args": old["args"]} == old
+    assert {**new, **{field: old[field] for field in ("args", "startupProbe")}} == old
     assert template(REDIS)["spec"]["volumes"] == template(MINIMAL)["spec"]["volumes"]
 
 
@@ -200,6 +200,17 @@ def test_time_to_load_is_that_of_the_startup_probe_and_of_the_deadline() -> None
         assert (startup["httpGet"]["path"], startup["failureThreshold"]) == ("/readyz", failures)
         assert startup["failureThreshold"] * startup["periodSeconds"] >= seconds
         assert probes["livenessProbe"]["httpGet"]["path"] == "/healthz"
+        assert deployment["progressDeadlineSeconds"] == seconds + 600
+
+
+def test_time_to_wait_for_what_others_have_shared_comes_on_top() -> None:
+    url = changed(
+        changed(MINIMAL, "sharedCache.url", "redis://cache:6379"), "sharedCache.tenantMode", "single"
+    )
+    for cache, seconds in ((url, 1805), (changed(url, "sharedCache.warmSeconds", 600), 2400)):
+        deployment = build(cache)["Deployment"]["spec"]
+        startup = deployment["template"]["spec"]["containers"][0]["startupProbe"]
+        assert seconds <= startup["failureThreshold"] * startup["periodSeconds"] < seconds + 2
         assert deployment["progressDeadlineSeconds"] == seconds + 600
 
 
