@@ -236,7 +236,12 @@ TABLE: tuple[Instrument, ...] = (
             "{record}",
             "Records that were read again, or were this pod's own.",
         ),
-        ("gaps", Kind.READ_COUNTER, "{record}", "Records that were trimmed or lost before they were read."),
+        (
+            "gaps",
+            Kind.READ_COUNTER,
+            "{record}",
+            "Records that were lost before they were read.",
+        ),
         ("purges", Kind.READ_COUNTER, "{purge}", "Purges that were applied."),
         ("reconnects", Kind.READ_COUNTER, "{connection}", "Connections after the first."),
         ("refilled", Kind.READ_COUNTER, "{record}", "Records written again to a Redis that had lost them."),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider_serving.engine.process.client import EngineClient
+from outrider_serving.settings import SuffixSettings
 from outrider_serving.suffix.shared.keys import identity_of
 from outrider_serving.suffix.shared.log import SharedLog
 from outrider_serving.suffix.shared.options import LogOptions
@@ -68,7 +69,9 @@ class Sharing:
         self._engine = engine
         self._spawn(self._erase())
         if self._options is not None:
-            self._log = SharedLog(self._options, identity, vocab_size, engine.learn, engine.purge)
+            self._log = SharedLog(
+                self._options, identity, vocab_size, engine.learn, engine.purge, self._kept_tokens
+            )
             self._spawn(self._log.run())
             await self._log.warmed(warm_seconds)
 
@@ -110,6 +113,12 @@ class Sharing:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def _kept_tokens(self) -> int:
+        """How many tokens of a tenant the engine can keep, now or when a proposer comes that looks there."""
+        assert self._engine is not None
+        proposers = [arm.proposer for arm in self._engine.settings.arms.values()]
+        return max((proposer.suffix or SuffixSettings()).history_tokens for proposer in proposers)
 
     async def _erase(self) -> None:
         while True:

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "vectors.h"
@@ -21,7 +22,6 @@ constexpr double kScoreOfMatch = 20;
 constexpr int32_t kBreak = -1;
 constexpr size_t kMapped = 1 << 17;  // bytes from which a segment's memory is mapped, and given back in pieces
 constexpr size_t kPiece = 1 << 16;
-constexpr int64_t kTicks = 64;        // tokens after which another piece is given back
 constexpr size_t kCleared = 1 << 12;  // bytes that are cleared for each token that is appended
 
 struct Text {
@@ -29,7 +29,7 @@ struct Text {
   bool used;
 };
 
-// Memory that is zero, and is given back piece by piece: to unmap megabytes takes a millisecond.
+// Memory that is zero. It is given back piece by piece: while a piece is unmapped, no thread gets fresh memory.
 class Zeroed {
  public:
   explicit Zeroed(size_t bytes) : bytes_(bytes) {
@@ -38,10 +38,16 @@ class Zeroed {
                        : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == nullptr || memory == MAP_FAILED) throw std::bad_alloc();
     memory_ = static_cast<char*>(memory);
-    mapped_ = bytes >= kMapped;
   }
   ~Zeroed() {
-    while (give_back()) {
+    if (bytes_ < kMapped) {
+      std::free(memory_);
+      return;
+    }
+    for (size_t left = bytes_; left > 0;) {
+      const size_t piece = std::min(left, kPiece);
+      left -= piece;
+      munmap(memory_ + left, piece);
     }
   }
   Zeroed(const Zeroed&) = delete;
@@ -50,24 +56,9 @@ class Zeroed {
   char* data() const { return memory_; }
   size_t bytes() const { return bytes_; }
 
-  // Gives a piece back; false where nothing is left.
-  bool give_back() {
-    if (bytes_ == 0) return false;
-    if (mapped_) {
-      const size_t piece = std::min(bytes_, kPiece);
-      bytes_ -= piece;
-      munmap(memory_ + bytes_, piece);
-    } else {
-      std::free(memory_);
-      bytes_ = 0;
-    }
-    return bytes_ > 0;
-  }
-
  private:
-  char* memory_ = nullptr;
-  size_t bytes_;
-  bool mapped_ = false;
+  char* memory_;
+  const size_t bytes_;
 };
 
 // Places and what is before them are counted from 1; 0 is none.
@@ -136,13 +127,16 @@ struct Index {
 
   int64_t first, most;
   bool open = false;
+  bool written = false;  // since it lost memory to another one
   std::vector<std::unique_ptr<Segment>> segments, leaving;
-  std::unique_ptr<Segment> spare;  // of the largest size: to map fresh memory takes longer than to clear it
+  std::unique_ptr<Segment> spare;  // to map fresh memory takes longer than to clear what was dropped
 
-  int64_t ticks = 0;
+  // Whether a dropped segment is kept for the next one. Half of the largest size will do as well: where that size
+  // goes up and down with what a log holds, memory would be mapped each time.
+  bool fits(int64_t capacity) const { return capacity <= most && 2 * capacity >= most; }
 
   std::unique_ptr<Segment> make(int64_t capacity) {
-    if (spare == nullptr || spare->capacity != capacity) return std::make_unique<Segment>(capacity);
+    if (spare == nullptr || spare->capacity > capacity) return std::make_unique<Segment>(capacity);
     while (spare->clear()) {
     }
     spare->size = 0;
@@ -151,22 +145,25 @@ struct Index {
     return std::move(spare);
   }
 
-  // Bounded work beside each token: nothing is cleared or given back all at once.
+  // Bounded work beside each token: nothing is cleared all at once.
   void tidy() {
-    if (spare != nullptr && spare->cleared < spare->to_clear()) {
-      spare->clear();
-    } else if (!leaving.empty() && ++ticks % kTicks == 0 && !leaving.back()->memory.give_back()) {
-      leaving.pop_back();
-    }
+    if (spare != nullptr && spare->cleared < spare->to_clear()) spare->clear();
   }
 
-  void leave(std::unique_ptr<Segment> segment) {
-    if (spare == nullptr && segment->capacity == most) {
-      segment->cleared = 0;
-      spare = std::move(segment);
-    } else {
-      leaving.push_back(std::move(segment));
+  // Keeps the largest that fits, of some segments and the one that is kept.
+  void keep(std::vector<std::unique_ptr<Segment>>& some) {
+    for (auto& segment : some) {
+      if (!fits(segment->capacity) || (spare != nullptr && spare->capacity >= segment->capacity)) continue;
+      spare.swap(segment);
+      spare->cleared = 0;
     }
+    std::erase(some, nullptr);
+  }
+
+  void limit(int64_t tokens) {
+    most = tokens;
+    first = std::min(first, most);
+    if (spare != nullptr && !fits(spare->capacity)) leaving.push_back(std::move(spare));
   }
 
   Segment& room(int64_t time) {
@@ -204,6 +201,7 @@ struct Index {
   }
 
   void extend(const int32_t* tokens, int64_t count, int64_t time) {
+    written = true;
     for (int64_t n = 0; n < count; ++n) {
       tidy();
       put(room(time), tokens[n]);
@@ -366,6 +364,10 @@ OUTRIDER_EXPORT void* outrider_suffix(int64_t first, int64_t most) { return new 
 
 OUTRIDER_EXPORT void outrider_suffix_close(void* index) { delete static_cast<Index*>(index); }
 
+OUTRIDER_EXPORT void outrider_suffix_close_all(void* const* indexes, int64_t count) {
+  for (int64_t n = 0; n < count; ++n) outrider_suffix_close(indexes[n]);
+}
+
 // 1 where there is no memory.
 OUTRIDER_EXPORT int outrider_suffix_extend(void* index, const int32_t* tokens, int64_t count, int64_t time) {
   try {
@@ -378,10 +380,23 @@ OUTRIDER_EXPORT int outrider_suffix_extend(void* index, const int32_t* tokens, i
 
 // Segments that begin from now on hold at most so many tokens.
 OUTRIDER_EXPORT void outrider_suffix_limit(void* index, int64_t most) {
+  static_cast<Index*>(index)->limit(most);
+}
+
+// Hands over what the index has no use for any more: to `heir`, which may be the index itself, what that has a use for;
+// the rest as an index of its own, to be closed, null where there is no rest.
+OUTRIDER_EXPORT void* outrider_suffix_leaving(void* index, void* heir) {
   Index& of = *static_cast<Index*>(index);
-  of.most = most;
-  of.first = std::min(of.first, most);
-  if (of.spare != nullptr && of.spare->capacity != most) of.leaving.push_back(std::move(of.spare));
+  auto& leaving = of.leaving;
+  if (heir != index) {
+    if (of.spare != nullptr) leaving.push_back(std::move(of.spare));
+    static_cast<Index*>(heir)->keep(leaving);
+  }
+  if (heir == index || std::exchange(of.written, false)) of.keep(leaving);
+  if (leaving.empty()) return nullptr;
+  Index* left = new (std::nothrow) Index(0, 0);
+  if (left != nullptr) left->segments.swap(leaving);
+  return left;
 }
 
 OUTRIDER_EXPORT void outrider_suffix_end(void* index) { static_cast<Index*>(index)->end(); }
@@ -414,13 +429,13 @@ OUTRIDER_EXPORT int outrider_suffix_oldest(const void* index, int64_t* tokens, i
   return 1;
 }
 
-// Drops the oldest segment, which is not the only one. Of the ended texts in it that proposals were made from, the
-// tokens go to `kept`, time and number of tokens of each to `texts`; returns how many texts.
+// Drops the oldest segment, which is not the only one; `leaving` is to follow. Of the ended texts in it that proposals
+// were made from, the tokens go to `kept`, time and number of tokens of each to `texts`; returns how many texts.
 OUTRIDER_EXPORT int64_t outrider_suffix_drop(void* handle, int32_t* kept, int64_t* texts) {
   Index& index = *static_cast<Index*>(handle);
-  index.leaving.reserve(index.leaving.size() + 1);
-  std::unique_ptr<Segment> oldest = std::move(index.segments.front());
+  index.leaving.push_back(std::move(index.segments.front()));
   index.segments.erase(index.segments.begin());
+  const Segment* oldest = index.leaving.back().get();
   int64_t count = 0;
   for (size_t n = 0; n < oldest->texts.size(); ++n) {
     const Text& text = oldest->texts[n];
@@ -431,7 +446,6 @@ OUTRIDER_EXPORT int64_t outrider_suffix_drop(void* handle, int32_t* kept, int64_
     texts[2 * count + 1] = end - text.start;
     ++count;
   }
-  index.leave(std::move(oldest));
   return count;
 }
 

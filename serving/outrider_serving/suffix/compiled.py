@@ -4,12 +4,58 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from threading import Thread
 
 from outrider_serving.native.structs import SuffixLook
 from outrider_serving.suffix.lookup import Found, Look, Size
+
+_AT_ONCE = 1 << 20
+"""Bytes of memory that are given back within a call; to give back a megabyte takes some 0.15 ms."""
+
+
+class GivenBack:
+    """Gives the memory of indexes back, much of it in a thread of its own. Belongs to one thread."""
+
+    def __init__(self, functions: ctypes.PyDLL) -> None:
+        """Take the functions of the library."""
+        self._functions = functions
+        handle, handles = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
+        # What takes long lets go of the interpreter's lock; the other keeps it, like those of the library.
+        close_all = ctypes.CFUNCTYPE(None, handles, ctypes.c_int64)
+        self._close_all = close_all(("outrider_suffix_close_all", functions))
+        self._leaving = ctypes.PYFUNCTYPE(handle, handle, handle)(("outrider_suffix_leaving", functions))
+        self._thread = ThreadPoolExecutor(1, "outrider-memory")
+        self._queue: deque[tuple[int | None, int]] = deque()
+        self._begun = self._done = 0  # bytes; each is written by one thread only
+
+    @property
+    def bytes(self) -> int:
+        """What was handed over and is not given back yet."""
+        return self._begun - self._done
+
+    def leftover(self, handle: int | None, heir: int | None) -> None:
+        """Give back what an index has no use for any more, but for what another one has, or it itself."""
+        if (left := self._leaving(handle, heir)) is not None:
+            self.whole(left)
+
+    def whole(self, handle: int | None) -> None:
+        """Give back an index with all that it has; nobody may use it any more."""
+        size = _size(self._functions, handle).bytes
+        if size <= _AT_ONCE:
+            self._functions.outrider_suffix_close(handle)
+        else:
+            self._begun += size
+            self._queue.append((handle, size))
+            self._thread.submit(self._give_back)
+
+    def _give_back(self) -> None:
+        """All that waits, by one call: to get the interpreter's lock after each may take 5 ms."""
+        batch = [self._queue.popleft() for _ in range(len(self._queue))]
+        self._close_all(_handles(len(batch))(*(handle for handle, _ in batch)), len(batch))
+        self._done += sum(size for _, size in batch)
 
 
 class CompiledIndex:
@@ -19,15 +65,15 @@ class CompiledIndex:
         handle: of the compiled index, as long as this lives.
     """
 
-    __slots__ = ("_functions", "handle")
+    __slots__ = ("_functions", "_given_back", "handle")
 
-    def __init__(self, functions: ctypes.PyDLL, first: int, most: int) -> None:
+    def __init__(self, functions: ctypes.PyDLL, given_back: GivenBack, first: int, most: int) -> None:
         """Take the tokens of the first segment and of the largest, both powers of two from 128 on.
 
         Raises:
             MemoryError: there is not enough.
         """
-        self._functions = functions
+        self._functions, self._given_back = functions, given_back
         self.handle: int | None = functions.outrider_suffix(first, most)
         if self.handle is None:
             raise MemoryError("no memory for an index")
@@ -37,16 +83,14 @@ class CompiledIndex:
             self._functions.outrider_suffix_close(self.handle)
 
     def discard(self) -> None:
-        """See `lookup.SuffixIndex.discard`; by a thread, as to give megabytes back takes milliseconds."""
+        """See `lookup.SuffixIndex.discard`."""
         handle, self.handle = self.handle, None
-        Thread(target=_closing(self._functions._name), args=(handle,), daemon=True).start()
+        self._given_back.whole(handle)
 
     @property
     def size(self) -> Size:
         """What it holds."""
-        tokens, size = ctypes.c_int64(), ctypes.c_int64()
-        self._functions.outrider_suffix_size(self.handle, ctypes.byref(tokens), ctypes.byref(size))
-        return Size(tokens.value, size.value)
+        return _size(self._functions, self.handle)
 
     def extend(self, tokens: Sequence[int], time: int = 0) -> None:
         """See `lookup.SuffixIndex.extend`."""
@@ -58,12 +102,13 @@ class CompiledIndex:
     def limit(self, most: int) -> None:
         """See `lookup.SuffixIndex.limit`."""
         self._functions.outrider_suffix_limit(self.handle, most)
+        self._given_back.leftover(self.handle, self.handle)
 
     def end(self) -> None:
         """See `lookup.SuffixIndex.end`."""
         self._functions.outrider_suffix_end(self.handle)
 
-    def drop(self) -> list[tuple[int, Sequence[int]]] | None:
+    def drop(self, heir: CompiledIndex | None = None, /) -> list[tuple[int, Sequence[int]]] | None:
         """See `lookup.SuffixIndex.drop`."""
         tokens, several = ctypes.c_int64(), ctypes.c_int64()
         if not self._functions.outrider_suffix_oldest(
@@ -74,6 +119,7 @@ class CompiledIndex:
         count = self._functions.outrider_suffix_drop(
             self.handle, kept.buffer_info()[0], texts.buffer_info()[0]
         )
+        self._given_back.leftover(self.handle, self.handle if heir is None else heir.handle)
         found, at = list[tuple[int, Sequence[int]]](), 0
         for time, length in zip(texts[: 2 * count : 2], texts[1 : 2 * count : 2], strict=True):
             found.append((time, kept[at : at + length]))
@@ -124,12 +170,10 @@ class CompiledLookup:
         return Found(tuple(self._tokens[:count]), tuple(self._parents[:count]), request.score, request.scope)
 
 
-@cache
-def _closing(library: str) -> Callable[[int | None], None]:
-    """What closes an index without the interpreter's lock."""
-    close = ctypes.CDLL(library).outrider_suffix_close
-    close.restype, close.argtypes = None, (ctypes.c_void_p,)
-    return close
+def _size(functions: ctypes.PyDLL, handle: int | None) -> Size:
+    tokens, size = ctypes.c_int64(), ctypes.c_int64()
+    functions.outrider_suffix_size(handle, ctypes.byref(tokens), ctypes.byref(size))
+    return Size(tokens.value, size.value)
 
 
 @cache

@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider_serving.native.library import library
-from outrider_serving.suffix.compiled import CompiledIndex, CompiledLookup
-from outrider_serving.suffix.lookup import Lookup, SuffixIndex
+from outrider_serving.suffix.compiled import CompiledIndex, CompiledLookup, GivenBack
+from outrider_serving.suffix.lookup import MAX_MATCH, Lookup, SuffixIndex
 from outrider_serving.suffix.twin import TwinIndex, look_up
 
 logger = logging.getLogger(__name__)
 
 _LEAST, _MOST = 1 << 10, 1 << 18
 """Tokens of a segment; the least is that of a log that has just begun."""
+
+_TEXT = 1 << 14
+"""Tokens of the largest segment of a request's text: the first tokens touch all its pages of hashes, 80."""
 
 _SEGMENTS = 8
 """A full log has about so many segments: more would go in smaller pieces, and take longer to look up in."""
@@ -28,10 +31,12 @@ class Indexes:
     Attributes:
         compiled: whether it is compiled code.
         look_up: for one thread.
+        leaving: bytes of memory that indexes had, and that are not given back yet.
     """
 
     compiled: bool
     look_up: Lookup
+    leaving: Callable[[], int]
     _make: Callable[[int, int], SuffixIndex]
 
     def log(self, tokens: int) -> SuffixIndex:
@@ -44,8 +49,12 @@ class Indexes:
 
     def text(self, tokens: int) -> SuffixIndex:
         """An index of one text that begins with so many tokens and goes on."""
-        first = min(_MOST, max(_LEAST, _power_of_two(tokens + tokens // 8)))
-        return self._make(first, _MOST)
+        first = min(_TEXT, max(_LEAST, _power_of_two(tokens + tokens // 8)))
+        return self._make(first, _TEXT)
+
+    def tail(self) -> SuffixIndex:
+        """A small index of the end of a text, to look it up in others."""
+        return self._make(2 * MAX_MATCH, 2 * MAX_MATCH)
 
 
 def compiled_indexes() -> Indexes | None:
@@ -55,13 +64,19 @@ def compiled_indexes() -> Indexes | None:
         return None
     functions = kernels.suffix
     look_up: Any = CompiledLookup(functions)
-    return Indexes(True, look_up, lambda first, most: CompiledIndex(functions, first, most))
+    given_back = GivenBack(functions)
+    return Indexes(
+        True,
+        look_up,
+        lambda: given_back.bytes,
+        lambda first, most: CompiledIndex(functions, given_back, first, most),
+    )
 
 
 def twin_indexes() -> Indexes:
     """Those in plain Python."""
     plain: Any = look_up
-    return Indexes(False, plain, TwinIndex)
+    return Indexes(False, plain, lambda: 0, TwinIndex)
 
 
 def best_indexes() -> Indexes:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 ORDERS = (1, 2, 4, 8, 16)
 """How many last tokens each chain goes by."""
@@ -82,7 +82,7 @@ class Found:
 class Size:
     """What a log holds: tokens with those that were erased, and bytes that are reserved for it.
 
-    A segment of the largest size that was dropped is kept for the next one.
+    One dropped segment, if it is of the largest size or half of it, is kept for the next one.
     """
 
     tokens: int
@@ -95,10 +95,11 @@ class HistorySize:
 
     Attributes:
         tenants: that have one.
-        tokens, bytes: of all of them.
+        tokens, bytes: of all of them, with what waits to be taken back, and the memory that they had and that
+            is not given back yet.
         evicted: tokens that had to go for others so far, with those that were taken back because they were
             used.
-        kept: what comes is remembered, since a proposer makes use of it.
+        kept: what comes is remembered, since a proposer makes use of it, or did.
     """
 
     tenants: int = 0
@@ -140,8 +141,12 @@ class SuffixIndex(Protocol):
         """The open text ends here, and what is appended next begins another."""
         ...
 
-    def drop(self) -> list[tuple[int, Sequence[int]]] | None:
+    def drop(self, heir: Self | None = None, /) -> list[tuple[int, Sequence[int]]] | None:
         """Drop the oldest segment.
+
+        Args:
+            heir: the log that may use its memory. What that does not want, this one may, if something was
+                appended since the last time; the rest is given back.
 
         Returns:
             (time, tokens) of the ended texts in it that proposals were made from; None if there was no

@@ -77,6 +77,7 @@ class TwinIndex:
         self._segments: list[_Segment] = []
         self._spare: _Segment | None = None
         self._open = False
+        self._written = False  # since it lost memory to another one
 
     @property
     def size(self) -> Size:
@@ -87,6 +88,7 @@ class TwinIndex:
 
     def extend(self, tokens: Sequence[int], time: int = 0) -> None:
         """See `lookup.SuffixIndex.extend`."""
+        self._written = True
         for token in tokens:
             segment = self._room(time)
             self._put(segment, token)
@@ -98,7 +100,7 @@ class TwinIndex:
     def limit(self, most: int) -> None:
         """See `lookup.SuffixIndex.limit`."""
         self._most, self._first = most, min(self._first, most)
-        if self._spare is not None and self._spare.capacity != most:
+        if self._spare is not None and not self._fits(self._spare):
             self._spare = None
 
     def end(self) -> None:
@@ -107,13 +109,21 @@ class TwinIndex:
             self._segments[-1].tokens.append(BREAK)
             self._open = False
 
-    def drop(self) -> list[tuple[int, Sequence[int]]] | None:
+    def drop(self, heir: TwinIndex | None = None, /) -> list[tuple[int, Sequence[int]]] | None:
         """See `lookup.SuffixIndex.drop`."""
         if len(self._segments) < 2:
             return None
         segment = self._segments.pop(0)
-        if segment.capacity == self._most:
-            self._spare = segment
+        left = [segment]
+        if heir is None or heir is self:
+            self._keep(left)
+        else:
+            left += self._spares()
+            self._spare = None
+            heir._keep(left)
+            if self._written:
+                self._keep(left)
+            self._written = False
         return [
             (text.time, segment.tokens[start:end])
             for text, start, end in _spans(segment)
@@ -175,10 +185,24 @@ class TwinIndex:
             self._open = True
         return last
 
+    def _fits(self, dropped: _Segment) -> bool:
+        """Whether a dropped segment is kept for the next one: it is of the largest size, or of half of it."""
+        return self._most // 2 <= dropped.capacity <= self._most
+
+    def _spares(self) -> list[_Segment]:
+        return [] if self._spare is None else [self._spare]
+
+    def _keep(self, some: list[_Segment]) -> None:
+        """Keep the largest that fits, of some segments and the one that is kept; the rest is `some`."""
+        candidates = [*self._spares(), *filter(self._fits, some)]
+        best = max(candidates, key=lambda segment: segment.capacity, default=None)
+        some[:] = [segment for segment in (*self._spares(), *some) if segment is not best]
+        self._spare = best
+
     def _made(self, capacity: int) -> _Segment:
         """A segment; the compiled index clears one that was dropped, as new memory takes longer."""
-        if capacity == self._most:
-            self._spare = None
+        if self._spare is not None and self._spare.capacity <= capacity:
+            capacity, self._spare = self._spare.capacity, None
         return _Segment(capacity)
 
     def _put(self, segment: _Segment, token: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 
 from outrider_serving.engine.types import SpeculationOverride
 from outrider_serving.models.loading import LoadedModel
+from outrider_serving.proposers.base import Advanced, Began, Row
+from outrider_serving.proposers.suffix import PIECE, SuffixProposer
+from outrider_serving.sampling.proposal import Proposal
 from outrider_serving.settings import (
     Arm,
     Method,
@@ -19,6 +23,11 @@ from outrider_serving.settings import (
     SuffixSettings,
     default_settings,
 )
+from outrider_serving.suffix.compiled import CompiledIndex
+from outrider_serving.suffix.history import History
+from outrider_serving.suffix.indexes import Indexes, best_indexes, twin_indexes
+from outrider_serving.suffix.lookup import SuffixIndex
+from outrider_serving.suffix.twin import TwinIndex
 from serving.engine.support import Bench, Result, bench, request
 from serving.engine.test_greedy import PROMPTS, TOKENS
 
@@ -149,14 +158,15 @@ def test_what_is_too_old_is_forgotten(tiny_llama: LoadedModel) -> None:
 
 def test_it_is_warm_when_it_comes_back(tiny_llama: LoadedModel) -> None:
     engine = bench(tiny_llama, SUFFIX)
-    cold = ask(engine)
+    prompts = PROMPT, [9, 8, 7]
+    cold = [ask(engine, prompts[0])]
     engine.core.set_settings(default_settings(Proposer(method=Method.NONE)))
-    other = ask(engine, [9, 8, 7])
-    tokens = engine.core.history.tokens
+    cold.append(ask(engine, prompts[1]))
     engine.core.set_settings(default_settings(suffix(max_match=16)))
-    assert ask(engine).accepted > cold.accepted
-    assert other.proposed == 0
-    assert tokens < 2 * TOKENS  # what was written without it is not in there
+    warm = [ask(engine, prompt) for prompt in prompts]
+    assert cold[1].proposed == 0
+    assert warm[0].accepted > cold[0].accepted
+    assert warm[1].accepted > 0, "what was written meanwhile is known too"
 
 
 def test_two_arms_of_it_remember_once(tiny_llama: LoadedModel) -> None:
@@ -183,3 +193,92 @@ def test_it_goes_on_after_preemption(tiny_llama: LoadedModel) -> None:
     assert [result.tokens for result in again] == [result.tokens for result in first]
     assert sum(result.accepted for result in again) > sum(result.accepted for result in first)
     assert sum(record.proposer_failures for record in engine.records) == 0
+
+
+LONG = random.Random(1).choices(range(5000), k=5 * PIECE)
+
+
+class Spy:
+    """A proposer by itself, and the indexes of its requests' texts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, indexes: Indexes) -> None:
+        self.made: list[Any] = []
+        make = Indexes.text
+
+        def text(indexes: Indexes, tokens: int) -> SuffixIndex:
+            self.made.append(make(indexes, tokens))
+            return self.made[-1]
+
+        monkeypatch.setattr(Indexes, "text", text)
+        self.history = History(indexes)
+        self.proposer = SuffixProposer(SuffixSettings(min_probability=0), self.history)
+        self.history.hold("the test", 100_000)
+
+    def began(self, request_id: str, tokens: list[int]) -> Began:
+        return Began(request_id, tuple(tokens), history="everybody")
+
+    def wrote(self, request_id: str, *tokens: int) -> Advanced:
+        return Advanced(request_id, 0, (), {}, (), tokens)
+
+    def proposed(self, request_id: str) -> Proposal:
+        anything: Any = None
+        row = Row(request_id, 1, 8, 8, 0, 0, (), law=anything, noise=None, randomness=anything)
+        (proposal,) = self.proposer.propose([row])
+        return proposal
+
+    @property
+    def taken_in(self) -> list[int]:
+        return [index.size.tokens for index in self.made]
+
+
+@pytest.fixture(params=[best_indexes, twin_indexes])
+def spy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Spy:
+    return Spy(monkeypatch, request.param())
+
+
+def test_a_long_text_is_taken_in_by_pieces(spy: Spy) -> None:
+    """Meanwhile its end is looked up in what is in, and in the history."""
+    late, end = LONG[-PIECE : 8 - PIECE], LONG[100:120]
+    spy.history.learn("everybody", [*end, 7001, 7002, 7003, 7004, 7005], 0)
+    spy.history.learn("everybody", [*late, *range(8001, 8009)], 0)
+    spy.proposer.observe([spy.began("r", LONG + end)])
+    assert spy.taken_in == [PIECE]
+    assert spy.proposed("r").source == "request"  # what follows `end` where it is in
+    spy.proposer.observe([spy.wrote("r", 7001)])
+    assert spy.taken_in == [2 * PIECE]
+    assert spy.proposed("r").tokens == (7002, 7003, 7004, 7005)
+    spy.proposer.observe([spy.wrote("r", *late)])
+    assert spy.proposed("r").tokens == (*range(8001, 8009),)  # in the text it is not in yet
+    for _ in range(3):
+        spy.proposer.observe([spy.wrote("r")])
+    (tokens,) = spy.taken_in
+    assert tokens >= len(LONG) + len(end) + 1 + len(late)
+    found = spy.proposed("r")
+    assert (found.source, found.tokens) == ("request", tuple(LONG[8 - PIECE : 16 - PIECE]))
+    spy.proposer.observe([spy.wrote("r", *LONG[8 - PIECE : 10 - PIECE])])
+    assert spy.proposed("r").tokens == tuple(LONG[10 - PIECE : 18 - PIECE])
+    spy.proposer.observe([spy.began("s", LONG + end), spy.wrote("s", 7001, 7002)])
+    assert spy.proposed("s").tokens == (7003, 7004, 7005)
+
+
+def test_texts_that_begin_together_share_a_piece_the_shortest_first(spy: Spy) -> None:
+    texts = {str(n): LONG[n : n + length] for n, length in enumerate((PIECE, 50, PIECE // 2, PIECE))}
+    spy.proposer.observe([*(spy.began(*text) for text in texts.items()), spy.wrote("3", 5)])
+    assert spy.taken_in == [PIECE // 2 - 50, 51 - 1, PIECE // 2, 0]
+    spy.proposer.observe([spy.wrote("1", 5)])
+    assert spy.taken_in == [PIECE, 51, PIECE // 2, PIECE // 2 - 50]
+    spy.proposer.observe([spy.wrote("1", 5)])
+    assert spy.taken_in == [PIECE, 52, PIECE // 2, PIECE + 1]
+
+
+def test_the_memory_of_texts_is_given_back(spy: Spy, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = list[SuffixIndex]()
+    for kind in (CompiledIndex, TwinIndex):
+        monkeypatch.setattr(kind, "discard", lambda index: gone.append(index))
+    spy.proposer.observe([spy.began("a", LONG), spy.began("b", PROMPT), spy.began("c", PROMPT)])
+    spy.proposer.forget("a")
+    assert gone == spy.made[:1]
+    spy.proposer.observe([spy.began("b", PROMPT)])  # after a preemption
+    assert gone == spy.made[:2]
+    spy.proposer.close()
+    assert {*gone} == {*spy.made}

@@ -27,13 +27,21 @@ def text(number: int, length: int = 12) -> list[int]:
 class Pod:
     """A log, and what came out of it, by tenant."""
 
-    def __init__(self, url: str | RedisServer, *, identity: str = IDENTITY, **options: Any) -> None:
+    def __init__(
+        self,
+        url: str | RedisServer,
+        *,
+        identity: str = IDENTITY,
+        kept_tokens: int = 1_000_000,
+        **options: Any,
+    ) -> None:
         if isinstance(url, RedisServer):
             url = url.url
         self.delivered: list[tuple[str, tuple[int, ...]]] = []
         self.purged: list[str] = []
         self.written = 0
-        self.log = SharedLog(LogOptions(url=url, **options), identity, VOCABULARY, self._take, self._purge)
+        made = LogOptions(url=url, **options)
+        self.log = SharedLog(made, identity, VOCABULARY, self._take, self._purge, lambda: kept_tokens)
         self._task: asyncio.Task[None] | None = None
 
     def _take(

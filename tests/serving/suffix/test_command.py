@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import redis
 
 from outrider_serving.suffix.shared import cli
 from outrider_serving.suffix.shared.keys import identity_of
@@ -34,9 +36,11 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
     return run
 
 
-async def filled(server: RedisServer, **numbers: int) -> Pod:
+async def filled(
+    server: RedisServer, *, prefix: str = "outrider:", retention_seconds: int = 604_800, **numbers: int
+) -> Pod:
     """A pod that has published for tenants and runs no more."""
-    pod = Pod(server)
+    pod = Pod(server, prefix=prefix, retention_seconds=retention_seconds)
     async with running(pod):
         for tenant, number in numbers.items():
             pod.publish(number, tenant="" if tenant == "single" else tenant)
@@ -80,7 +84,10 @@ def test_text_is_copied_from_one_redis_to_another(
     file.write_text(lines + "\n")
     to = ("--url", there.url, "--identity", IDENTITY)
     status, told, _ = say("import", *to, "--from", file)
-    assert (status, told) == (0, "2 outputs imported, 0 refused (purged), 0 refused (expired)\n")
+    assert (status, told) == (
+        0,
+        "2 outputs imported, 0 refused (purged), 0 refused (expired), 0 refused (future)\n",
+    )
     with file.open() as source:
         monkeypatch.setattr("sys.stdin", source)
         assert say("import", *to)[1].startswith("2 outputs imported")
@@ -107,11 +114,81 @@ def test_an_import_honours_what_was_purged_and_what_is_too_old(
     assert told.startswith(f"{IDENTITY} a: 1 entries deleted, tombstone 1")
     assert "kept for 604800 seconds" in told
     status, told, _ = say("import", "--url", server.url, "--from", tmp_path / "text")
-    assert (status, told) == (0, "1 outputs imported, 1 refused (purged), 1 refused (expired)\n")
+    assert (status, told) == (
+        0,
+        "1 outputs imported, 1 refused (purged), 1 refused (expired), 0 refused (future)\n",
+    )
     with server.client() as client:
         assert client.xlen(KEYS.log("a")) == 0
     row = json.loads(say("stats", "--url", server.url, "--json", "--tenant", "a")[1])[0]
     assert (row["entries"], row["tombstone"] > 0) == (0, True)
+
+
+def test_what_is_imported_is_never_of_the_future(server: RedisServer, say: Say, tmp_path: Path) -> None:
+    asyncio.run(filled(server, a=1))
+    line = {"tenant": "f", "generation": 2**53, "created": 2**53, "tokens": [1, 2, 3, 4]}
+    (tmp_path / "text").write_text(json.dumps(line) + "\n" + json.dumps(line | {"generation": 0}))
+    into = ("import", "--url", server.url, "--from", tmp_path / "text")
+    told = say(*into)[1]
+    assert told == "1 outputs imported, 0 refused (purged), 0 refused (expired), 1 refused (future)\n"
+    with server.client() as client:
+        now = 1000 * client.time()[0]
+    row = json.loads(say("export", "--url", server.url, "--tenant", "f")[1])
+    assert abs(row["created"] - now) < 60_000
+    assert say("purge", "--url", server.url, "--tenant", "f")[0] == 0
+    told = say(*into)[1]
+    assert told == "0 outputs imported, 1 refused (purged), 0 refused (expired), 1 refused (future)\n"
+
+
+def test_what_pods_keep_is_exported_and_what_is_left_out_is_told(
+    server: RedisServer, say: Say, tmp_path: Path
+) -> None:
+    """The command need not be told how long pods keep text."""
+    year = 365 * 24 * 3600
+    asyncio.run(filled(server, retention_seconds=year, a=1))
+    with server.client() as client:
+        client.xadd(KEYS.log("a"), {"r": b"foreign"})
+        month_ago = 1000 * (client.time()[0] - 30 * 24 * 3600)
+    line = {"tenant": "a", "generation": 0, "created": month_ago, "tokens": [1, 2, 3, 4]}
+    (tmp_path / "text").write_text(json.dumps(line))
+    told = say("import", "--url", server.url, "--from", tmp_path / "text")[1]
+    assert told.startswith("1 outputs imported, 0 refused (purged), 0 refused (expired)")
+    export = ("export", "--url", server.url, "--tenant", "a")
+    status, lines, notes = say(*export)
+    assert (status, len(lines.splitlines())) == (0, 2)
+    assert notes == "outrider suffix export: note: a: 1 entries left out (foreign)\n"
+    status, lines, notes = say(*export, "--retention-seconds", 604_800)
+    assert (status, len(lines.splitlines())) == (0, 1)
+    assert "note: a: 1 entries left out (expired)\n" in notes
+    assert f"kept for {year} seconds" in say("purge", *export[1:], "--retention-seconds", 60)[1]
+
+
+def test_another_prefix_or_model_is_told_and_never_looks_like_a_success(
+    server: RedisServer, say: Say, tmp_path: Path
+) -> None:
+    asyncio.run(filled(server, prefix="outrider:team:model:", a=1))
+    (tmp_path / "text").write_text("")
+    actions = {"purge": ("--tenant", "a"), "stats": ("--all",), "export": ("--all",)}
+    actions["import"] = ("--from", str(tmp_path / "text"))
+    for action, words in actions.items():
+        for identity in ((), ("--identity", IDENTITY)):
+            status, out, told = say(action, "--url", server.url, *words, *identity)
+            assert (status, out.partition(" ")[0]) == (2, "0" if action == "import" else "")
+            assert told == (
+                f"outrider suffix {action}: error: --prefix 'outrider:': no model has it; "
+                "there are outrider:team:model:\n"
+            )
+        right = ("--prefix", "outrider:team:model:")
+        status, _, told = say(action, "--url", server.url, *words, *right, "--identity", "0" * 32)
+        assert (status, f"--identity must be one of {IDENTITY}\n" in told) == (2, True)
+    status, told, notes = say("purge", "--url", server.url, "--tenant", "a", *right)
+    assert (status, f"{IDENTITY} a: 1 entries deleted" in told, notes) == (0, True, "")
+    asyncio.run(filled(server, a=1))
+    status, told, notes = say("purge", "--url", server.url, "--tenant", "a")
+    assert (status, f"{IDENTITY} a: 1 entries deleted" in told) == (0, True)
+    assert notes == (
+        "outrider suffix purge: note: only for --prefix 'outrider:'; there are also outrider:team:model:\n"
+    )
 
 
 def test_all_tenants_of_all_models_are_purged(server: RedisServer, say: Say) -> None:
@@ -127,15 +204,22 @@ def test_all_tenants_of_all_models_are_purged(server: RedisServer, say: Say) -> 
     )
     with server.client() as client:
         assert client.keys(KEYS.logs) == []
-        assert set(client.hkeys(KEYS.tombstones)) == {b"a", b"=single"}
+        assert {b"a", b"=single"} <= set(client.hkeys(KEYS.tombstones))
 
 
-def test_a_cluster_is_searched_on_all_its_servers(some: Servers, say: Say) -> None:
+def test_a_cluster_is_searched_on_all_its_servers(some: Servers, say: Say, tmp_path: Path) -> None:
     nodes = some.cluster()
     identities = sorted(identity_of(str(number)) for number in range(8))
     url = f"redis-cluster://127.0.0.1:{nodes[0].port}"
+    line = '{"tenant":"a","generation":0,"created":9007199254740992,"tokens":[1,2,3,4]}'
+    (tmp_path / "text").write_text(line)
+    for node in nodes:
+        with node.client() as client:
+            for identity in identities:
+                with contextlib.suppress(redis.ResponseError):  # it is another's
+                    client.set(KEYS.epoch.replace(IDENTITY, identity), "x")
     for identity in identities:
-        assert say("purge", "--url", url, "--tenant", "a", "--identity", identity)[0] == 0
+        assert say("import", "--url", url, "--identity", identity, "--from", tmp_path / "text")[0] == 0
     status, told, _ = say("stats", "--url", url)
     assert status == 0
     assert [line.split()[:2] for line in told.splitlines()[1:]] == [[one, "a"] for one in identities]
@@ -188,6 +272,7 @@ def test_a_redis_that_is_not_there_is_status_1_and_one_line(say: Say) -> None:
         ("stats --url redis://x --identity ab", "--identity 'ab' must be 32 hexadecimal digits"),
         ("stats --url redis://x --tenant a/b", "--tenant 'a/b' must be 1 to 253 of"),
         ("stats --url redis://x --retention-seconds 0", "--retention-seconds: 0 must be at least 1"),
+        ("purge --url redis://x --all --retention-seconds 99999999999999999", "--retention-seconds: 9"),
         ("stats --url redis://x --retention-bytes 1", "--retention-bytes: 1 must be at least 16384"),
         ("purge --url redis://x", "--tenant or --all must say whose text"),
         ("export --url redis://x", "--tenant or --all must say whose text"),
@@ -206,7 +291,8 @@ def test_a_model_must_be_named_where_there_is_not_just_one(server: RedisServer, 
         status, _, told = say(action[0], "--url", server.url, *action[1:])
         assert (status, told) == (
             2,
-            f"outrider suffix {action[0]}: error: --identity must be given: no key begins with 'outrider:'\n",
+            f"outrider suffix {action[0]}: error: --prefix 'outrider:': no model has it, "
+            "and no other begins so\n",
         )
     with server.client() as client:
         for name in ("one", "two"):
@@ -230,13 +316,14 @@ def test_a_model_must_be_named_where_there_is_not_just_one(server: RedisServer, 
         '{"tenant":"a","generation":0,"created":1,"tokens":[2147483648]}',
         '{"tenant":"a","generation":0,"created":1,"tokens":["x"]}',
         "[" * 100_000,
+        "\udcff\udcfe",  # bytes that are no UTF-8
     ],
-    ids=lambda line: line[:60],
+    ids=lambda line: ascii(line[:60]),
 )
 def test_a_bad_line_ends_an_import(line: str, server: RedisServer, say: Say, tmp_path: Path) -> None:
     asyncio.run(filled(server, a=1))
     good = say("export", "--url", server.url, "--tenant", "a")[1]
-    (tmp_path / "text").write_text(f"{good}\n{line}\n{good}")
+    (tmp_path / "text").write_text(f"{good}\n{line}\n{good}", encoding="utf-8", errors="surrogateescape")
     status, told, complaint = say("import", "--url", server.url, "--from", tmp_path / "text")
     assert (status, told.split(",")[0]) == (2, "1 outputs imported")
     assert complaint.startswith("outrider suffix import: error: line 3 must be a JSON object with tenant")
@@ -249,3 +336,16 @@ def test_a_file_that_is_not_there_is_bad_input(server: RedisServer, say: Say) ->
     status, _, told = say("import", "--url", server.url, "--from", "/nowhere")
     assert status == 2
     assert "--from /nowhere cannot be read: No such file or directory" in told
+
+
+def test_a_standard_input_that_is_closed_is_bad_input(
+    server: RedisServer, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server.client() as client:
+        client.set(KEYS.epoch, "x")
+    monkeypatch.setattr("sys.stdin", None)
+    status, _, told = say("import", "--url", server.url)
+    assert (status, told) == (
+        2,
+        "outrider suffix import: error: --from must be given: standard input is closed\n",
+    )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
@@ -44,7 +49,7 @@ async def test_tls_and_a_user_who_may_only_what_is_needed(
             client.hset(KEYS.tombstones, "a", 10**13)
             await eventually(lambda: writer.purged == reader.purged == ["a"])
             client.delete(KEYS.tombstones)
-            await eventually(lambda: client.hlen(KEYS.tombstones) == 1)
+            await eventually(lambda: client.hexists(KEYS.tombstones, "a"))
             assert client.acl_log() == []
         assert (writer.log.stats.faults, reader.log.stats.faults) == ({}, {})
 
@@ -73,6 +78,47 @@ async def test_certificates_of_another_authority_are_refused(
     async with running(pod):
         await eventually(lambda: sum(pod.log.stats.faults.values()) >= 2)
         assert not pod.log.stats.connected
+
+
+async def test_a_server_must_have_the_name_by_which_it_is_called(
+    some: Servers, certificates: Certificates
+) -> None:
+    """Although only the address that the name has is connected to, which its certificate does name."""
+    server = some.redis(tls=certificates)
+    pod = Pod(server.url.replace("127.0.0.1", "localhost"), ca=certificates.authority)
+    async with running(pod):
+        await eventually(lambda: sum(pod.log.stats.faults.values()) >= 2)
+        assert not pod.log.stats.connected
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_resolver_that_does_not_answer_takes_one_thread_and_none_of_the_api(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered, asked = Event(), []
+
+    def look_up(host: str, *arguments: Any, **options: Any) -> list[Any]:
+        asked.append(host)
+        answered.wait(20.0)
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))
+            for address in ("127.0.0.2", "127.0.0.1")
+        ]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    pod = Pod(server.url.replace("127.0.0.1", "redis.test"))
+    try:
+        async with running(pod):
+            await eventually(lambda: pod.log.stats.faults.get("timeout", 0) >= 2)
+            async with asyncio.timeout(5.0):
+                await asyncio.to_thread(bool)
+            assert asked == ["redis.test"]
+            answered.set()
+            # The first of its addresses has no server.
+            await pod.connected()
+    finally:
+        answered.set()
 
 
 @pytest.mark.usefixtures("impatient")

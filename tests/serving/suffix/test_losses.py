@@ -170,7 +170,7 @@ async def test_pods_that_fill_it_again_at_the_same_time_write_each_record_once_a
             assert len(state.lost()) == len(records) + 1
             link = await stack.enter_async_context(connected(state.options, KEYS.tenants))
             line = Line(state, KEYS, link, thread, pod.log._telling)
-            readers.append(Reader(line, VOCABULARY, pod.log._delivered, pod.log._idle))
+            readers.append(Reader(line, VOCABULARY, pod.log._delivered, pod.log._idle, lambda: 10_000))
         await asyncio.gather(*(reader._refill() for reader in readers))
     assert sorted(stored_raws(server, "a")) == sorted(records)
     assert stored_raws(server, "b") == []

@@ -8,11 +8,14 @@ import random
 
 import pytest
 
+from outrider_serving.suffix.shared.wire import AnswerReader
 from serving.suffix.pods import (
+    KEYS,
     Pod,
     eventually,
     publish_unwaited,
     running,
+    settled,
     text,
 )
 from serving.suffix.redis_server import RedisServer
@@ -65,6 +68,69 @@ async def test_nonsense_is_borne(answer: bytes) -> None:
             assert stats.queue_bytes <= 20_000
             assert stats.dropped["full"] + stats.queue_outputs == 200
             assert pod.delivered == []
+
+
+@pytest.mark.parametrize(
+    ("size", "what"), [(b"$100000000000", bytes(1 << 16)), (b"*1000000000", b":1\r\n" * 10_000)]
+)
+async def test_an_answer_without_end_is_not_read(size: bytes, what: bytes) -> None:
+    sent: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65536)
+        sent.append(0)
+        at = len(sent) - 1
+        writer.write(size + b"\r\n")
+        while True:
+            writer.write(what)
+            await writer.drain()
+            sent[at] += len(what)
+
+    async with listening(serve) as port:
+        pod = Pod(f"redis://127.0.0.1:{port}")
+        async with running(pod):
+            await eventually(lambda: pod.log.stats.faults.get("nonsense", 0) >= 2)
+            assert set(pod.log.stats.faults) == {"nonsense"}
+    assert max(sent) < 16 << 20  # what lies between the two, in the system's buffers
+
+
+async def test_a_long_answer_lets_others_run() -> None:
+    reader, turns = AnswerReader(), 0
+    reader.feed_data(b":1\r\n" * 20_000)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    others = asyncio.create_task(count())
+    for _ in range(20_000):
+        assert await reader.readline() == b":1\r\n"
+    others.cancel()
+    assert turns >= 70
+
+
+async def test_what_somebody_puts_into_a_stream_is_never_too_large(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither among news nor among what lies there already."""
+    monkeypatch.setattr("outrider_serving.suffix.shared.wire.ANSWER_BYTES", 200_000)
+    writer, reader, late = Pod(server), Pod(server), Pod(server)
+    async with running(writer, reader, tenants=("a", "b")):
+        writer.publish(1)
+        await eventually(lambda: reader.numbers() == [1])
+        with server.client() as client:
+            client.xadd(KEYS.log("a"), {"r": bytes(300_000)})
+            client.xadd(KEYS.log("a"), {"r": "", "more": bytes(300_000)})
+        await settled(writer)
+        writer.publish(2)
+        writer.publish(3, tenant="b")
+        await eventually(lambda: (reader.numbers(), reader.numbers("b")) == ([1, 2], [3]))
+        assert (reader.log.stats.skipped, reader.log.stats.faults) == ({"foreign": 2}, {"nonsense": 1})
+        async with running(late, tenants=("a", "b")):
+            await eventually(lambda: (late.numbers(), late.numbers("b")) == ([1, 2], [3]))
+            assert (late.log.stats.skipped, late.log.stats.faults) == ({"foreign": 2}, {})
 
 
 @pytest.mark.usefixtures("impatient")

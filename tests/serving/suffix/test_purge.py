@@ -153,7 +153,7 @@ async def test_a_redis_that_is_full_can_be_purged(server: RedisServer) -> None:
             await purge(server, "a")
             await purge(server, "not-there")
             assert stored(server) == 0
-            assert client.hlen(KEYS.tombstones) == 2
+            assert {b"a", b"not-there"} <= set(client.hkeys(KEYS.tombstones))
         await eventually(lambda: sorted(pod.purged) == ["a", "not-there"])
 
 
@@ -190,22 +190,6 @@ async def test_text_that_is_delivered_while_it_is_purged_is_purged_after(server:
         await eventually(lambda: calls == ["purged"])
         gate.set()
         await eventually(lambda: calls == ["purged", "delivered", "purged"])
-
-
-async def test_the_tombstone_goes_after_the_retention_time(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("outrider_serving.suffix.shared.watching.TRIM_SECONDS", 0.3)
-    pod = Pod(server, retention_seconds=2)
-    async with running(pod):
-        await pod.connected()
-        await purge(server, "a")
-        await eventually(lambda: pod.purged == ["a"])
-        with server.client() as client:
-            await asyncio.sleep(1.0)
-            assert client.hlen(KEYS.tombstones) == 1
-            await eventually(lambda: client.hlen(KEYS.tombstones) == 0)
-        await eventually(lambda: pod.log.generation("a") == 0)
 
 
 async def test_text_of_a_purge_that_comes_in_between_is_not_alive(server: RedisServer) -> None:

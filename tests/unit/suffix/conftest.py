@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outrider_serving.native.library import library
-from outrider_serving.suffix.compiled import CompiledIndex, CompiledLookup
+from outrider_serving.suffix.compiled import CompiledIndex, CompiledLookup, GivenBack
 from outrider_serving.suffix.twin import TwinIndex, look_up
 
 
@@ -24,8 +24,9 @@ class Kind:
 def compiled() -> Kind:
     kernels = library()
     assert kernels is not None, "there is no compiled library"
+    functions, given_back = kernels.suffix, GivenBack(kernels.suffix)
     return Kind(
-        lambda first, most: CompiledIndex(kernels.suffix, first, most), CompiledLookup(kernels.suffix)
+        lambda first, most: CompiledIndex(functions, given_back, first, most), CompiledLookup(functions)
     )
 
 

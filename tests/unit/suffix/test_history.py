@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import random
+import resource
+import time
+from array import array
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -43,15 +47,16 @@ def knows(history: History, tenant: str, written: list[int]) -> bool:
     return history.indexes.look_up(own, [index], Look(), 8, 8).tokens == tuple(written[20:28])
 
 
-def test_it_is_filled_only_while_it_is_held(history: History) -> None:
-    history.release("the test")
-    history.learn("a", text(1), 0)
-    assert history.size.tokens == 0
-    history.hold("another", LIMIT)
-    history.learn("a", text(1), 0)
-    history.release("another")
-    history.learn("a", text(2), 0)
-    assert (knows(history, "a", text(1)), knows(history, "a", text(2))) == (True, False)
+def test_it_is_filled_from_when_it_is_first_held(history: History) -> None:
+    fresh = History(history.indexes)
+    fresh.learn("a", text(0), 0)
+    assert not fresh.kept
+    fresh.hold("somebody", LIMIT)
+    fresh.learn("a", text(1), 0)
+    fresh.release("somebody")
+    fresh.learn("a", text(2), 0)
+    assert fresh.kept
+    assert [knows(fresh, "a", text(n)) for n in range(3)] == [False, True, True]
 
 
 def test_short_outputs_are_not_worth_their_place(history: History) -> None:
@@ -154,3 +159,79 @@ def test_the_one_who_wants_most_is_heeded(history: History) -> None:
     history.release("more")
     history.learn("a", text(400), 400)
     assert history.size.tokens <= LIMIT
+
+
+def test_a_long_text_that_was_used_stays_longer_among_short_ones(history: History) -> None:
+    """And does not keep those that were used later from it."""
+    outputs = [text(n, 600 if n < 200 and n % 5 == 0 else 60) for n in range(600)]
+    for n, output in enumerate(outputs):
+        history.learn("a", output, n)
+        knows(history, "a", output)
+    # All these were evicted once, as what came since would take all the room.
+    assert any(knows(history, "a", output) for output in outputs[:200:5])
+    assert any(knows(history, "a", output) for output in outputs[200 : 600 - LIMIT // 61])
+
+
+def test_what_waits_to_be_taken_back_counts_and_is_bounded(history: History) -> None:
+    history.hold("more", 6 * LIMIT)
+    for n in range(550):
+        history.learn("a", text(n), n)
+        assert knows(history, "a", text(n))
+    history.release("more")
+    history.learn("b", text(550), 550)
+    kept = [index.size for name in ("a", "b") if (index := history.index(name)) is not None]
+    waiting = history.size.tokens - sum(size.tokens for size in kept)
+    assert LIMIT // 8 < waiting <= LIMIT // 4
+    assert history.size.bytes - sum(size.bytes for size in kept) > 4 * waiting
+    history.purge("a")
+    history.purge("b")
+    assert (history.size.tokens, history.size.bytes) == (0, 0)
+
+
+def test_who_holds_much_has_few_segments_beside_many_who_hold_little(history: History) -> None:
+    history.hold("the test", 5 * LIMIT)
+    for n in range(40):
+        history.learn(f"small{n}", text(n, 20), n)
+    for n in range(500):
+        history.learn("large", text(n), n)
+    large, small = history.index("large"), history.index("small39")
+    assert large is not None
+    assert small is not None
+    assert large.size.tokens > 3 * LIMIT
+    assert small.size.bytes == 1024 * 44
+    dropped = 0
+    while large.drop() is not None:
+        dropped += 1
+    assert dropped < 24
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_what_tenants_leave_behind_is_given_back() -> None:
+    """Whoever writes next, and whether anybody does; until then it counts."""
+    limit = 400_000
+    history = History(of_compiled_code())
+    history.hold("the test", limit)
+    output = array("i", text(1, 2000))
+    history.learn("warm-up", output, 0)
+    history.purge("warm-up")
+    before = resident()
+    for tenant in range(10):
+        for n in range(limit // len(output) + 10):
+            history.learn(f"t{tenant}", output, n)
+    assert resident() - before <= history.size.bytes + (4 << 20)
+    assert given_back(history, limit * BYTES_PER_TOKEN)
+    assert resident() - before <= limit * BYTES_PER_TOKEN + (4 << 20)
+    for tenant in range(10):
+        history.purge(f"t{tenant}")
+    assert given_back(history, 0)
+    assert resident() - before <= 4 << 20
+
+
+def given_back(history: History, bytes_left: int) -> bool:
+    ends = time.monotonic() + 5
+    while history.size.bytes > bytes_left and time.monotonic() < ends:
+        time.sleep(0.002)
+    return history.size.bytes <= bytes_left

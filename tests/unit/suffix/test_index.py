@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import random
 from array import array
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider_serving.native.library import library
+from outrider_serving.suffix.compiled import CompiledIndex, GivenBack
 from outrider_serving.suffix.lookup import BREAK, MAX_MATCH, MAX_PLACES, Found, Look
 from unit.suffix import oracle
 from unit.suffix.conftest import Kind, compiled, twin
@@ -128,6 +131,7 @@ class TestTheSameFromBoth:
         kinds = compiled(), twin()
         sizes = (128, draws.choice([128, 256, 1024]))
         logs = [kind.make(*sizes) for kind in kinds]
+        heirs = [kind.make(*sizes) for kind in kinds]
         own = [kind.make(128, 256) for kind in kinds]
         for index in own:
             index.extend([0])
@@ -145,13 +149,17 @@ class TestTheSameFromBoth:
                     for index in logs:
                         index.end()
                 case "drop":
-                    first, second = [index.drop() for index in logs]
+                    inherits = draws.random() < 0.5
+                    first, second = [
+                        index.drop(heir if inherits else None)
+                        for index, heir in zip(logs, heirs, strict=True)
+                    ]
                     assert (first is None) == (second is None)
                     if first is not None and second is not None:
                         assert [(t, list(x)) for t, x in first] == [(t, list(x)) for t, x in second]
                 case "limit":
-                    most = draws.choice([128, 256, 1024])
-                    for index in logs:
+                    most = draws.choice([128, 256, 512, 1024])
+                    for index in draws.choice([logs, heirs]):
                         index.limit(most)
                 case "erase" if draws.random() < 0.2:
                     for index in logs:
@@ -177,7 +185,8 @@ class TestTheSameFromBoth:
                         for index in own:
                             index.extend(a.tokens)
                         recent += a.tokens
-        assert logs[0].size == logs[1].size
+            assert logs[0].size == logs[1].size
+            assert heirs[0].size == heirs[1].size
         assert own[0].size == own[1].size
 
 
@@ -216,6 +225,20 @@ class TestLog:
         for _ in range(20):
             filled(kind, [[1, 2, 3] * 200], 128, 1 << 14).discard()
 
+    def test_what_takes_long_to_give_back_is_counted_until_it_is(self) -> None:
+        kernels = library()
+        assert kernels is not None
+        given_back = GivenBack(kernels.suffix)
+        index = CompiledIndex(kernels.suffix, given_back, 1 << 10, 1 << 16)
+        index.extend(array("i", bytes(4 << 20)))
+        size = index.size.bytes
+        index.discard()
+        assert given_back.bytes == size > 40 << 20
+        ends = monotonic() + 5
+        while given_back.bytes and monotonic() < ends:
+            sleep(0.001)
+        assert given_back.bytes == 0
+
     def test_breaks_match_nothing(self, kind: Kind) -> None:
         history = filled(kind, [[1], [2], [1], [3]])
         assert kind.look_up(opened(kind, [5, 1]), [history], Look(), 8, 8) == Found()
@@ -232,7 +255,18 @@ class TestLog:
         index.extend(array("i", range(1000)))
         assert index.size.bytes == one + 44 * 256 * 5
         index.drop()
+        assert index.size.bytes == one + 44 * 256 * 5  # it is kept, until there is a larger one
+        index.drop()
         assert index.size.bytes == 44 * 256 * 5
+        index.drop()
+        assert index.size.bytes == 44 * 256 * 4
+        heir = kind.make(128, 256)
+        index.drop(heir)
+        assert (index.size.bytes, heir.size.bytes) == (44 * 256 * 3, 44 * 256)
+        index.drop(heir)
+        assert (index.size.bytes, heir.size.bytes) == (44 * 256, 44 * 256)
+        heir.limit(1024)
+        assert (heir.size.bytes, heir.size.tokens) == (0, 0)
 
     def test_a_million_tokens_take_a_quarter_of_a_suffix_tree(self) -> None:
         """282 MiB per million is what one takes that keeps 24 tokens deep."""

@@ -125,6 +125,11 @@ class EngineClient:
         """Whether the index of the suffix proposer is compiled code."""
 
     @property
+    def settings(self) -> PodSettings:
+        """Those in force, or about to be."""
+        return self._settings
+
+    @property
     def running(self) -> int:
         """Requests that take part in steps."""
         return min(self._running, len(self._streams))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -11,9 +12,10 @@ from outrider_serving.suffix.shared import replies, scripts
 from outrider_serving.suffix.shared.connection import Link, connected_to, masters
 from outrider_serving.suffix.shared.cursor import format_id
 from outrider_serving.suffix.shared.keys import Keys, spell
-from outrider_serving.suffix.shared.options import LogOptions
+from outrider_serving.suffix.shared.options import LONGEST_RETENTION, LogOptions
 from outrider_serving.suffix.shared.outbox import Sealer
 from outrider_serving.suffix.shared.record import Record, Refusal, compress, decode, digest
+from outrider_serving.suffix.shared.tombstones import new_version, tombstones
 
 ANY_TOKEN = 2**31
 """A size of vocabulary, where none is known."""
@@ -50,15 +52,18 @@ class Text:
     tokens: array[int]
 
 
-async def identities(options: LogOptions) -> list[str]:
-    """All models whose logs this Redis, or any server of this Cluster, holds."""
-    found: set[str] = set()
+async def models(options: LogOptions) -> dict[str, list[str]]:
+    """Identities of all models whose logs this Redis, or any server of this Cluster, holds, by prefix.
+
+    All prefixes are looked at that begin with that of the options, which itself need not be among them.
+    """
+    found: dict[str, set[str]] = {}
     for address in await masters(options):
         async with connected_to(options, address) as link:
-            for rest in ("epoch", "tenants", "tombstones"):
-                for key in await _scan(link, names.pattern(options.prefix, rest)):
-                    found.add(names.identity_in(options.prefix, key) or "")
-    return sorted(found - {""})
+            for key in await _scan(link, names.pattern(options.prefix)):
+                if (model := names.model_in(key)) is not None:
+                    found.setdefault(model[0], set()).add(model[1])
+    return {prefix: sorted(found[prefix]) for prefix in sorted(found)}
 
 
 async def _scan(link: Link, pattern: str) -> list[bytes]:
@@ -85,16 +90,23 @@ class Admin:
     async def tenants(self) -> list[str]:
         """All that have a stream or a tombstone."""
         scanned = await _scan(self._link, self._keys.logs)
-        with_log = {tenant for key in scanned if (tenant := self._keys.tenant_of(key)) is not None}
-        return sorted(with_log | (await self._look()).tombstones.keys())
+        found = {tenant for key in scanned if (tenant := self._keys.tenant_of(key)) is not None}
+        async for some in tombstones(self._link, self._keys):
+            found |= some.keys()
+        return sorted(found)
+
+    async def retention(self) -> int | None:
+        """For how many seconds pods keep text, as they told; None where none did."""
+        told = await self._link.call("HGET", self._keys.tombstones, names.RETENTION)
+        return None if told is None else max(1, min(replies.number(told), LONGEST_RETENTION))
 
     async def stats(self, tenant: str) -> TenantStats:
         """Count what a tenant's stream holds; reads all of it."""
-        looked = await self._look()
-        found = TenantStats(tenant, tombstone=looked.tombstones.get(tenant, 0))
+        now, tombstone = await self._about(tenant)
+        found = TenantStats(tenant, tombstone=tombstone)
         used = await self._link.call("MEMORY", "USAGE", self._keys.log(tenant))
         found.bytes = 0 if used is None else replies.number(used)
-        async for record in self._records(tenant, looked):
+        async for record in self._records(tenant, now, tombstone):
             found.entries += 1
             if isinstance(record, str):
                 found.skipped[record] = found.skipped.get(record, 0) + 1
@@ -105,19 +117,28 @@ class Admin:
             found.newest = max(found.newest or record.created, record.created)
         return found
 
-    async def export(self, tenant: str) -> AsyncIterator[Text]:
-        """The outputs of a tenant that readers would take."""
-        async for record in self._records(tenant, await self._look()):
+    async def export(self, tenant: str, skipped: Counter[str]) -> AsyncIterator[Text]:
+        """The outputs of a tenant that readers would take; entries that they skip are counted, by reason."""
+        now, tombstone = await self._about(tenant)
+        async for record in self._records(tenant, now, tombstone):
             if isinstance(record, Record):
                 for output in record.outputs:
-                    yield Text(tenant, record.generation, record.created, output)
+                    yield Text(tenant, record.generation, min(record.created, now), output)
+            else:
+                skipped[record] += 1
 
     async def put(self, texts: list[Text]) -> str:
-        """Copy in what has one tenant, generation and time; empty, or why it is refused: purged, expired."""
-        tenant, generation, created = texts[0].tenant, texts[0].generation, texts[0].created
-        looked = await self._look()
-        if created < looked.now - 1000 * self._options.retention_seconds:
+        """Copy in what has one tenant, generation and time; empty, or why it is refused.
+
+        That is `purged`, `expired`, or `future`: it claims to have come after a purge that has not been.
+        """
+        tenant, generation = texts[0].tenant, texts[0].generation
+        now, tombstone = await self._about(tenant)
+        created = min(texts[0].created, now)
+        if created < now - 1000 * self._options.retention_seconds:
             return "expired"
+        if generation > max(now, tombstone):
+            return "future"
         payloads = compress([text.tokens for text in texts])
         batch = self._sealer.seal(tenant, generation, created, payloads)
         about = (spell(tenant), generation, self._options.entries, self._options.retention_seconds)
@@ -125,25 +146,31 @@ class Admin:
         answer = await self._eval(scripts.PUBLISH, keys, (*about, *(record.raw for record in batch.records)))
         return "purged" if replies.written(answer)[1] else ""
 
-    async def purge(self, tenant: str) -> tuple[int, int]:
-        """Delete a tenant's text here, and wherever it was copied; tombstone, and entries that went."""
+    async def purge(self, tenant: str) -> tuple[int, int, int]:
+        """Delete a tenant's text here, and wherever it was copied.
+
+        Returns:
+            The tombstone, the entries that went, and for how many seconds the tombstone is kept.
+        """
         keys = self._keys
         answer = await self._eval(
             scripts.PURGE,
             [keys.tombstones, keys.log(tenant), keys.tenants],
-            [spell(tenant), self._options.retention_seconds],
+            [spell(tenant), self._options.retention_seconds, new_version()],
         )
-        tombstone, entries = replies.items(answer, 2)
-        return replies.number(tombstone), replies.number(entries)
+        tombstone, entries, seconds = replies.items(answer, 3)
+        return replies.number(tombstone), replies.number(entries), replies.number(seconds)
 
-    async def _look(self) -> replies.Looked:
-        answer = await self._eval(scripts.LOOK, [self._keys.tombstones, self._keys.epoch])
-        return replies.looked(answer, 0)
+    async def _about(self, tenant: str) -> tuple[int, int]:
+        """What time it is for Redis (ms), and a tenant's tombstone or 0."""
+        now, name = replies.clock(await self._link.call("TIME")), spell(tenant)
+        value = await self._link.call("HGET", self._keys.tombstones, name)
+        known = {} if value is None else replies.tombstones([name.encode(), value])
+        return now, known.get(tenant, 0)
 
-    async def _records(self, tenant: str, looked: replies.Looked) -> AsyncIterator[Record | str]:
+    async def _records(self, tenant: str, now: int, tombstone: int) -> AsyncIterator[Record | str]:
         """Each record of a stream once, or why it is skipped."""
-        oldest = looked.now - 1000 * self._options.retention_seconds
-        tombstone = looked.tombstones.get(tenant, 0)
+        oldest = now - 1000 * self._options.retention_seconds
         seen: set[int] = set()
         position = 0
         while entries := replies.entries(

@@ -10,6 +10,7 @@ from typing import Any
 from outrider_serving.suffix.shared import keys
 from outrider_serving.suffix.shared.options import (
     FORMS,
+    PREFIX,
     RETENTION_BYTES,
     RETENTION_SECONDS,
     InputError,
@@ -29,7 +30,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "suffix",
         help="what the pods share of finished outputs: count, copy, delete",
-        description="Exit status: 1 if Redis cannot be used, 2 for bad input, else 0.",
+        description="Exit status: 1 if Redis cannot be used, 2 for bad input or a model that is not there, "
+        "else 0.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, purpose in _COMMANDS.items():
@@ -37,7 +39,8 @@ def add_parser(commands: Any) -> None:
         add("--url", required=True, help=FORMS)
         add("--auth", type=Path, metavar="DIR", help="directory with files `password` and `username`")
         add("--ca", type=Path, metavar="FILE", help="certificates that may sign the servers'")
-        add("--prefix", default="outrider:", help="what keys begin with (%(default)s)")
+        prefix = "what keys begin with (%(default)s); a SpeculativeModel's with outrider:NAMESPACE:NAME:"
+        add("--prefix", default=PREFIX, help=prefix)
         identity = "one model's, as keys have it in braces"
         add("--identity", metavar="HEX", help=f"{identity}; all that are found without it")
         if name != "import":
@@ -47,12 +50,10 @@ def add_parser(commands: Any) -> None:
             add("--json", action="store_true", help="as JSON")
         if name == "import":
             add("--from", dest="source", type=Path, metavar="FILE", help="instead of standard input")
-        for unit, what, default in (
-            ("seconds", "text is kept", RETENTION_SECONDS),
-            ("bytes", "a tenant's stream may have", RETENTION_BYTES),
-        ):
-            about = f"{unit} that {what}, as the pods have it (%(default)s)"
-            add(f"--retention-{unit}", type=int, default=default, metavar="N", help=about)
+        seconds = f"seconds that text is kept, by default as pods told Redis, else {RETENTION_SECONDS}"
+        add("--retention-seconds", type=int, metavar="N", help=seconds)
+        size = "bytes that a tenant's stream may have, as the pods have it (%(default)s)"
+        add("--retention-bytes", type=int, default=RETENTION_BYTES, metavar="N", help=size)
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -83,13 +84,14 @@ def _options(chosen: argparse.Namespace) -> LogOptions:
             raise InputError("--all says all tenants, and --tenant says one: give one of them")
         if chosen.action != "stats" and chosen.tenant is None and not chosen.all:
             raise InputError("--tenant or --all must say whose text")
+    seconds = chosen.retention_seconds
     try:
         return LogOptions(
             url=chosen.url,
             auth=chosen.auth,
             ca=chosen.ca,
             prefix=chosen.prefix,
-            retention_seconds=chosen.retention_seconds,
+            retention_seconds=RETENTION_SECONDS if seconds is None else seconds,
             retention_bytes=chosen.retention_bytes,
         )
     except ValueError as error:

@@ -9,24 +9,25 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import asdict
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import IO
 
 from redis.exceptions import RedisError
 
 from outrider_serving.suffix.shared import keys as names
-from outrider_serving.suffix.shared.admin import Admin, TenantStats, Text, identities
+from outrider_serving.suffix.shared.admin import Admin, TenantStats, Text, models
 from outrider_serving.suffix.shared.connection import connected
 from outrider_serving.suffix.shared.keys import Keys
 from outrider_serving.suffix.shared.options import InputError, LogOptions
 from outrider_serving.suffix.shared.replies import NonsenseError
 
 MAX_LINE = 64 << 20
-"""Characters of a line that is imported."""
+"""Bytes of a line that is imported."""
 
 _TOGETHER = 1000  # lines that are imported at a time
+_NAMED = 20  # prefixes, of more not all
 
 
 def run(chosen: argparse.Namespace, options: LogOptions) -> int:
@@ -41,21 +42,42 @@ def run(chosen: argparse.Namespace, options: LogOptions) -> int:
 
 
 @asynccontextmanager
-async def _admin(options: LogOptions, identity: str) -> AsyncIterator[Admin]:
+async def _admin(chosen: argparse.Namespace, options: LogOptions, identity: str) -> AsyncIterator[Admin]:
+    """For a model, with the retention that was chosen, or that its pods told."""
     keys = Keys(options.prefix, identity)
     async with connected(options, keys.tenants) as link:
+        told = await Admin(link, keys, options).retention()
+        if chosen.retention_seconds is None and told is not None:
+            options = replace(options, retention_seconds=told)
         yield Admin(link, keys, options)
 
 
+def _note(chosen: argparse.Namespace, text: str) -> None:
+    print(f"outrider suffix {chosen.action}: note: {text}", file=sys.stderr)
+
+
 async def _identities(chosen: argparse.Namespace, options: LogOptions) -> list[str]:
-    return [chosen.identity] if chosen.identity else await identities(options)
+    """The models that are meant: never none, so that a prefix or identity that is wrong is told."""
+    found = await models(options)
+    here = found.pop(options.prefix, [])
+    others = ", ".join([*found][:_NAMED]) + (", ..." if len(found) > _NAMED else "")
+    if not here and not others and chosen.action == "import" and chosen.identity:
+        _note(chosen, f"nothing is shared under --prefix {options.prefix!r} yet; pods with it will find this")
+        return [chosen.identity]
+    if not here:
+        those = f"; there are {others}" if others else ", and no other begins so"
+        raise InputError(f"--prefix {options.prefix!r}: no model has it{those}")
+    if chosen.identity and chosen.identity not in here:
+        raise InputError(f"--identity must be one of {', '.join(here)}")
+    if others:
+        _note(chosen, f"only for --prefix {options.prefix!r}; there are also {others}")
+    return [chosen.identity] if chosen.identity else here
 
 
 async def _one_identity(chosen: argparse.Namespace, options: LogOptions) -> str:
     found = await _identities(chosen, options)
     if len(found) != 1:
-        known = f"one of {', '.join(found)}" if found else f"given: no key begins with {options.prefix!r}"
-        raise InputError(f"--identity must be {known}")
+        raise InputError(f"--identity must be one of {', '.join(found)}")
     return found[0]
 
 
@@ -66,7 +88,7 @@ async def _tenants(chosen: argparse.Namespace, admin: Admin) -> list[str]:
 async def _stats(chosen: argparse.Namespace, options: LogOptions) -> None:
     rows: list[tuple[str, TenantStats]] = []
     for identity in await _identities(chosen, options):
-        async with _admin(options, identity) as admin:
+        async with _admin(chosen, options, identity) as admin:
             rows += [(identity, await admin.stats(tenant)) for tenant in await _tenants(chosen, admin)]
     if chosen.json:
         print(json.dumps([{"identity": identity} | asdict(stats) for identity, stats in rows], indent=1))
@@ -104,40 +126,48 @@ def _table(rows: list[list[str]]) -> str:
 
 
 async def _export(chosen: argparse.Namespace, options: LogOptions) -> None:
-    async with _admin(options, await _one_identity(chosen, options)) as admin:
+    async with _admin(chosen, options, await _one_identity(chosen, options)) as admin:
         for tenant in await _tenants(chosen, admin):
-            async for text in admin.export(tenant):
+            skipped: Counter[str] = Counter()
+            async for text in admin.export(tenant, skipped):
                 about = {"tenant": text.tenant, "generation": text.generation, "created": text.created}
                 print(json.dumps(about | {"tokens": text.tokens.tolist()}, separators=(",", ":")))
+            del skipped["duplicate"]  # its text is there
+            for reason, count in sorted(skipped.items()):
+                _note(chosen, f"{_named(tenant)}: {count} entries left out ({reason})")
 
 
 async def _import(chosen: argparse.Namespace, options: LogOptions) -> None:
     counts: Counter[str] = Counter()
     try:
-        async with _admin(options, await _one_identity(chosen, options)) as admin:
-            if chosen.source is None:
-                await _put_all(admin, sys.stdin, counts)
-            else:
-                with _opened(chosen) as file:
-                    await _put_all(admin, file, counts)
+        async with _admin(chosen, options, await _one_identity(chosen, options)) as admin:
+            with _opened(chosen) as file:
+                await _put_all(admin, file, counts)
     finally:
-        refused = "".join(f", {counts[reason]} refused ({reason})" for reason in ("purged", "expired"))
+        refused = "".join(f", {counts[reason]} refused ({reason})" for reason in _REFUSED)
         print(f"{counts['']} outputs imported{refused}")
 
 
-def _opened(chosen: argparse.Namespace) -> IO[str]:
+_REFUSED = ("purged", "expired", "future")
+
+
+def _opened(chosen: argparse.Namespace) -> AbstractContextManager[IO[bytes]]:
+    if chosen.source is None:
+        if sys.stdin is None:
+            raise InputError("--from must be given: standard input is closed")
+        return nullcontext(sys.stdin.buffer)
     try:
-        return chosen.source.open(encoding="utf-8")  # type: ignore[no-any-return]
+        return chosen.source.open("rb")  # type: ignore[no-any-return]
     except OSError as error:
         raise InputError(f"--from {chosen.source} cannot be read: {error.strerror}") from error
 
 
-async def _put_all(admin: Admin, lines: IO[str], counts: Counter[str]) -> None:
+async def _put_all(admin: Admin, lines: IO[bytes], counts: Counter[str]) -> None:
     for group in _groups(lines):
         counts[await admin.put(group)] += len(group)
 
 
-def _groups(lines: IO[str]) -> Iterator[list[Text]]:
+def _groups(lines: IO[bytes]) -> Iterator[list[Text]]:
     """What may be written together; what comes before a bad line too, before that is told."""
     group: list[Text] = []
     try:
@@ -158,11 +188,11 @@ def _about(text: Text) -> tuple[str, int, int]:
     return text.tenant, text.generation, text.created
 
 
-def _texts(lines: IO[str]) -> Iterator[Text]:
+def _texts(lines: IO[bytes]) -> Iterator[Text]:
     for number, line in enumerate(_bounded(lines), start=1):
         if line.strip():
             try:
-                yield _text(json.loads(line))
+                yield _text(json.loads(line.decode()))
             except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
                 raise InputError(
                     f"line {number} must be a JSON object with tenant ({names.TENANT_RULE}), generation and "
@@ -170,7 +200,7 @@ def _texts(lines: IO[str]) -> Iterator[Text]:
                 ) from error
 
 
-def _bounded(lines: IO[str]) -> Iterable[str]:
+def _bounded(lines: IO[bytes]) -> Iterable[bytes]:
     while line := lines.readline(MAX_LINE):
         yield line
 
@@ -193,17 +223,14 @@ def _count(value: object) -> int:
 
 
 async def _purge(chosen: argparse.Namespace, options: LogOptions) -> None:
-    found = await _identities(chosen, options)
-    if not found:
-        raise InputError(f"--identity must be given: no key begins with {options.prefix!r}")
-    for identity in found:
-        async with _admin(options, identity) as admin:
+    for identity in await _identities(chosen, options):
+        async with _admin(chosen, options, identity) as admin:
             tenants = await _tenants(chosen, admin)
             for tenant in tenants:
-                tombstone, entries = await admin.purge(tenant)
+                tombstone, entries, seconds = await admin.purge(tenant)
                 print(
                     f"{identity} {_named(tenant)}: {entries} entries deleted, tombstone {tombstone}"
-                    f" ({_time(tombstone)}), kept for {options.retention_seconds} seconds"
+                    f" ({_time(tombstone)}), kept for {seconds} seconds"
                 )
             if not tenants:
                 print(f"{identity}: no tenant has anything to delete")

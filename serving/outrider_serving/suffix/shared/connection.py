@@ -7,13 +7,11 @@ connection; whatever a server says against its being the right one (MOVED, READO
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import ResponseError
 from redis.typing import EncodableT
@@ -21,6 +19,7 @@ from redis.typing import EncodableT
 from outrider_serving.suffix.shared import replies
 from outrider_serving.suffix.shared.options import Address, LogOptions
 from outrider_serving.suffix.shared.replies import NonsenseError
+from outrider_serving.suffix.shared.wire import Wire
 
 CALL_SECONDS = 2.0
 """How long one answer, or the making of a connection, may take."""
@@ -33,9 +32,9 @@ class BrokenError(Exception):
 class Link:
     """One connection; it is never made again behind its user's back."""
 
-    def __init__(self, client: Redis) -> None:
-        """Use a client that has a single connection."""
-        self._client = client
+    def __init__(self, wire: Wire) -> None:
+        """Use a connection that nobody else uses."""
+        self._wire = wire
         self._lock = asyncio.Lock()
         self._broken = False
 
@@ -52,7 +51,7 @@ class Link:
             self._broken = True
             async with asyncio.timeout(CALL_SECONDS + wait):
                 try:
-                    answer: object = await self._client.execute_command(*command)  # type: ignore[no-untyped-call]
+                    answer = await self._wire.ask(*command)
                 except ResponseError:
                     self._broken = False
                     raise
@@ -63,7 +62,7 @@ class Link:
         """End the connection; never raises, and never waits long."""
         with suppress(Exception):
             async with asyncio.timeout(CALL_SECONDS):
-                await self._client.aclose()
+                await self._wire.disconnect()
 
 
 @asynccontextmanager
@@ -134,28 +133,32 @@ async def _ask_any(options: LogOptions, *command: str) -> object:
 async def _at(options: LogOptions, address: Address, files: str = "") -> AsyncIterator[Link]:
     """A connection to a server, whose user and password are in the files that begin so."""
     username, password = credentials(options.auth, files)
-    client = Redis(
+    wire = Wire(
         host=address.host,
         port=address.port,
         db=0 if files else options.place.database,
         username=username,
         password=password,
-        ssl=options.place.tls,
-        ssl_ca_certs=None if options.ca is None else str(options.ca),
+        tls=_tls(options),
         socket_connect_timeout=CALL_SECONDS,
         socket_timeout=None,  # `Link` watches the time
-        retry=Retry(NoBackoff(), 0),
-        single_connection_client=True,
-        protocol=2,
         driver_info=None,  # to tell it, a right of its own would be needed
     )
-    # Answers are checked here, as they come: theirs are made of what a true Redis says.
-    client.response_callbacks.clear()
-    link = Link(client)
+    link = Link(wire)
     try:
         yield link
     finally:
         await link.close()
+
+
+def _tls(options: LogOptions) -> ssl.SSLContext | None:
+    """With which servers prove who they are; None without TLS."""
+    if not options.place.tls:
+        return None
+    context = ssl.create_default_context()
+    if options.ca is not None:
+        context.load_verify_locations(options.ca)
+    return context
 
 
 def credentials(directory: Path | None, files: str = "") -> tuple[str | None, str | None]:

@@ -76,18 +76,31 @@ class Cursor:
         self.tenant = tenant
         self.caught_up = False
         """Whether a read has come to the stream's end since it began."""
+        self.begun = False
+        """Whether it is known where reading begins."""
+        self.live = False
+        """Whether it was read to its end just now: what comes is news, which is waited for."""
+        self.ended_at: float | None = None
+        """When a read came to the stream's end last, on the monotonic clock."""
+        self.helping = 4
+        """Entries that are read at a time while it is behind: as many as are taken in the time for that."""
+        self.helped_at = 0.0
+        """When it was read last while it was behind, on the monotonic clock."""
         self.broken = False
         """Whether something else than a stream has its key."""
         self.length = 0
         """Entries of the stream when it was last looked at."""
-        self._bound = 2 * entries + 256
+        self.bound = 2 * entries + 256
+        """Entries that it remembers."""
+        self._missed = 0  # in what was read before some was left out
         self._begin()
         self.lap = 0
         """Changes when reading begins again: what was asked for before is not for this cursor any more."""
 
     def _begin(self) -> None:
         self.position = 0
-        self.caught_up = False
+        self.caught_up = self.live = self.begun = False
+        self._left_out, self._begun_after = 0, 0
         self._places: deque[tuple[int, int | None]] = deque()  # ids and digests, as they were read
         self._known: dict[int, int] = {}  # the last id by digest
         self._earlier: dict[int, None] = {}  # digests that were known when reading began again
@@ -97,7 +110,7 @@ class Cursor:
     def again(self) -> None:
         """Read all of it again, and know what was read before: ids may be others, or lower."""
         earlier, origins = self._earlier | dict.fromkeys(self._known), self._origins
-        for known in list(earlier)[: -self._bound]:
+        for known in list(earlier)[: -self.bound]:
             del earlier[known]
         self._begin()
         self._earlier, self._origins = earlier, origins
@@ -105,14 +118,29 @@ class Cursor:
 
     def anew(self) -> None:
         """Begin a stream that was purged: nothing is known any more."""
+        self._missed = 0
         self._begin()
         self.lap += 1
+
+    def begin_after(self, entry: int, left_out: int) -> None:
+        """Leave out what could not be kept: the entries up to this one. They are no gap.
+
+        Args:
+            entry: its id, or 0 to leave nothing out.
+            left_out: so many are there.
+        """
+        self.begun = True
+        self.position = max(self.position, entry)
+        self._left_out, self._begun_after = left_out, self.position
+        if left_out:
+            self._missed = self.gaps
+            self._origins.clear()
 
     def passed(self, entry: int, digest: int | None) -> bool:
         """Note that an entry was read; whether its record is new (without a digest it is none)."""
         self.position = entry
         self._places.append((entry, digest))
-        while len(self._places) > self._bound:
+        while len(self._places) > self.bound:
             self._drop_first()
         if digest is None:
             return False
@@ -127,7 +155,7 @@ class Cursor:
 
     def finished(self, entry: int, created: int) -> None:
         """Note when (ms) outputs were finished: what was written late must go before its id tells."""
-        if (entry >> 64) - created > LATE_MS and len(self._late) < self._bound:
+        if (entry >> 64) - created > LATE_MS and len(self._late) < self.bound:
             self._late[entry] = created
 
     def overdue(self, oldest: int) -> list[int]:
@@ -155,7 +183,7 @@ class Cursor:
     @property
     def gaps(self) -> int:
         """Records that never came although later and earlier ones of their origins did."""
-        return sum(max(0, numbers.missing) for numbers in self._origins.values())
+        return self._missed + sum(max(0, numbers.missing) for numbers in self._origins.values())
 
     def looked_at(self, length: int, first: int, last: int, *, position: int, lap: int) -> None:
         """Take what the stream holds: `length` entries with ids from `first` to `last` (all 0 if none).
@@ -170,11 +198,15 @@ class Cursor:
         self.length = length
         while self._places and self._places[0][0] <= position and (not length or self._places[0][0] < first):
             self._drop_first()
+        if first > self._begun_after:
+            self._left_out = 0
+        elif last <= position == self.position:
+            self._left_out = max(0, length - len(self._places))
 
     @property
     def lag(self) -> int:
-        """Entries that were there when it was last looked at, and not read yet."""
-        return max(0, self.length - len(self._places))
+        """Entries that were there when it was last looked at, and not read yet, but for what was left out."""
+        return max(0, self.length - self._left_out - len(self._places))
 
     def _drop_first(self) -> None:
         entry, digest = self._places.popleft()

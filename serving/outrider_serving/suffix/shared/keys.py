@@ -18,6 +18,10 @@ _SPELLED_SINGLE = "=single"  # no tenant's name may hold "="
 _TENANT = re.compile(r"[-._A-Za-z0-9]{1,253}\Z")
 _IDENTITY = re.compile(r"[0-9a-f]{32}\Z")
 _PREFIX = re.compile(r"[-._:A-Za-z0-9]{1,128}\Z")
+_OF_MODEL = re.compile(r"([-._:A-Za-z0-9]{1,128})\{([0-9a-f]{32})\}:(?:epoch|tenants|tombstones)\Z")
+
+RETENTION = "=retention"
+"""Beside the tombstones: for how many seconds pods keep text."""
 
 TENANT_RULE = "1 to 253 of A-Z, a-z, 0-9, '-', '.' and '_'; or empty, for the server that has one tenant"
 IDENTITY_RULE = "32 hexadecimal digits"
@@ -78,7 +82,7 @@ class Keys:
 
     @property
     def tombstones(self) -> str:
-        """A hash from tenant to the id of its last purge."""
+        """A hash from tenant to the id of its last purge; with what `scripts` has about it, after "="."""
         return self._key("tombstones")
 
     @property
@@ -106,13 +110,12 @@ class Keys:
         return read(log[len(beginning) :]) if log.startswith(beginning) else None
 
 
-def pattern(prefix: str, rest: str) -> str:
-    """What SCAN matches to find the keys of all identities that end with `rest`."""
-    return f"{prefix}{{{'?' * 32}}}:{rest}"
+def pattern(prefix: str) -> str:
+    """What SCAN matches to find the keys that each model has, under all prefixes that begin with this one."""
+    return f"{prefix}*{{{'?' * 32}}}:[et]*"
 
 
-def identity_in(prefix: str, key: bytes) -> str | None:
-    """The identity in a key; None where there is none."""
-    text = key.decode("ascii", "replace").removeprefix(prefix)
-    found = text[1:33]
-    return found if text[:1] == "{" and text[33:35] == "}:" and is_identity(found) else None
+def model_in(key: bytes) -> tuple[str, str] | None:
+    """Prefix and identity in such a key; None where there are none."""
+    found = _OF_MODEL.match(key.decode("ascii", "replace"))
+    return None if found is None else (found[1], found[2])

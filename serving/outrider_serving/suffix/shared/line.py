@@ -25,6 +25,9 @@ ELSEWHERE = ("READONLY", "MOVED", "ASK", "CLUSTERDOWN", "MASTERDOWN", "NOAUTH", 
 _PASSING = ("OOM", "MISCONF", "NOREPLICAS", "BUSY", "TRYAGAIN", "NOPERM", *ELSEWHERE)
 """Refusals that say nothing against the record."""
 
+_NO_RIGHT = "can't run this command"
+"""What Redis 7.0 says of a command within a script instead of NOPERM."""
+
 Result = TypeVar("Result")
 
 
@@ -35,6 +38,8 @@ def backoff(attempt: int) -> float:
 
 def refusal(error: ResponseError) -> str:
     """Which of the passing refusals this is; empty for another one. Of a script's it is within the text."""
+    if _NO_RIGHT in str(error):
+        return "NOPERM"
     words = [error.status_code or "", *str(error).replace("-", " ").split()]
     return next((code for code in _PASSING if code in words), "")
 

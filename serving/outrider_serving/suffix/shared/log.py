@@ -31,8 +31,8 @@ from outrider_serving.suffix.shared.writing import FLUSH_SECONDS
 logger = logging.getLogger(__name__)
 
 SERVING_COMMANDS = (
-    *("eval", "time", "info", "get", "set", "expire", "unlink", "sadd"),
-    *("hget", "hset", "hgetall", "hdel"),
+    *("eval", "time", "info", "get", "set", "expire", "pttl", "unlink", "sadd"),
+    *("hget", "hset", "hscan", "hdel"),
     *("xadd", "xdel", "xlen", "xread", "xrange", "xrevrange", "xtrim"),
     *("zadd", "zrem", "zrevrange", "zremrangebyscore"),
 )
@@ -69,6 +69,7 @@ class SharedLog:
         vocab_size: int,
         deliver: Deliver,
         on_purge: Callable[[str], None],
+        kept_tokens: Callable[[], int],
     ) -> None:
         """Take what is to be called; nothing is connected before `run`.
 
@@ -82,12 +83,14 @@ class SharedLog:
                 awaitable, that is awaited before more is read, so it can push back. The outputs of a call
                 must not take effect after a later `on_purge`.
             on_purge: Is given a tenant all of whose shared text is void now, perhaps more than once.
+            kept_tokens: How many the receiver can keep of a tenant; see `Reader`.
         """
         if not is_identity(identity):
             raise ValueError(f"identity: {identity!r} must be {IDENTITY_RULE}")
         self._keys = Keys(options.prefix, identity)
         self._deliver = deliver
         self._on_purge = on_purge
+        self._kept_tokens = kept_tokens
         self._vocab_size = vocab_size
         self._state = State(options, vocab_size, self._purged)
         self._telling = Telling(logger)
@@ -184,7 +187,7 @@ class SharedLog:
                 Line(self._state, self._keys, link, thread, self._telling)
                 for link in [await stack.enter_async_context(connected(options, key)) for _ in range(2)]
             ]
-            reader = Reader(lines[1], self._vocab_size, self._delivered, self._idle)
+            reader = Reader(lines[1], self._vocab_size, self._delivered, self._idle, self._kept_tokens)
             self._put.set()  # something may wait since the last one
             await work(
                 lines[0],

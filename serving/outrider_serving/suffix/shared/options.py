@@ -17,6 +17,9 @@ RETENTION_SECONDS = 7 * 24 * 3600
 RETENTION_BYTES = 64 << 20
 """Defaults."""
 
+LONGEST_RETENTION = 365 * 24 * 3600
+"""Seconds; no resource may ask for more."""
+
 FORMS = (
     "redis://host:port/db, redis-sentinel://host:port,host:port/service/db or redis-cluster://host:port,"
     "host:port; rediss instead of redis for TLS"
@@ -141,6 +144,10 @@ class LogOptions:
             value = getattr(self, name)
             if value < least:
                 raise ValueError(f"{name}: {value} must be at least {least}")
+        if self.retention_seconds > LONGEST_RETENTION:
+            raise ValueError(
+                f"retention_seconds: {self.retention_seconds} must be at most {LONGEST_RETENTION}"
+            )
 
     @property
     def place(self) -> Place:

@@ -209,9 +209,8 @@ class Memory:
             self._forget(next(iter(self._records)))
 
     def outlive(self, oldest: int) -> None:
-        """Forget the first ones that are older (ms of Redis)."""
-        while self._records and next(iter(self._records.values())).created < oldest:
-            self._forget(next(iter(self._records)))
+        """Forget those that are older (ms of Redis)."""
+        self.keep(lambda record: record.created >= oldest)
 
     def keep(self, wanted: Callable[[Remembered], bool]) -> None:
         """Forget all others."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from redis.exceptions import ResponseError
 
-from outrider_serving.suffix.shared import replies, scripts
+from outrider_serving.suffix.shared import backlog, replies, scripts
 from outrider_serving.suffix.shared.cursor import Cursor, Read, format_id, judge, share
 from outrider_serving.suffix.shared.keys import spell
 from outrider_serving.suffix.shared.line import Line
+from outrider_serving.suffix.shared.replies import Entry
 from outrider_serving.suffix.shared.state import Outputs
+from outrider_serving.suffix.shared.wire import TooLargeError
 
 BLOCK_SECONDS = 0.5
 """How long a read waits for something new; a tenant that is needed meanwhile waits as long."""
@@ -20,9 +23,19 @@ BLOCK_SECONDS = 0.5
 READ_ENTRIES = 32
 """Read at a time, of all streams together."""
 
+_NEWS = 2
+"""Read at a time of each stream; one that has as many is behind."""
+
+_HELPING_SECONDS = 0.1
+"""How long one stream is helped that is behind, before news have their turn, and then another stream."""
+
 
 class Reader:
-    """Of one session; its line is its own, since reads wait on it."""
+    """Of one session; its line is its own, since reads wait on it.
+
+    Streams that were read to their end are read together, and waited for. Those that are behind get helpings
+    between, in turn, so that nobody's news wait for what somebody else wrote long ago.
+    """
 
     def __init__(
         self,
@@ -30,12 +43,23 @@ class Reader:
         vocab_size: int,
         deliver: Callable[[str, Outputs, int], Awaitable[None]],
         idle: Callable[[], Awaitable[None]],
+        kept_tokens: Callable[[], int],
     ) -> None:
-        """Deliver what is read through a line; `idle` waits for what an earlier session delivers still."""
+        """Deliver what is read through a line.
+
+        Args:
+            line: nothing else uses it.
+            vocab_size: token ids lie in [0, vocab_size).
+            deliver: is given a tenant, outputs, and when they were written.
+            idle: waits for what an earlier session delivers still.
+            kept_tokens: how many the receiver can keep: what is older is not read of a stream that is new
+                here.
+        """
         self._line = line
         self._vocab_size = vocab_size
         self._deliver = deliver
         self._idle = idle
+        self._kept_tokens = kept_tokens
 
     async def run(self, hottest: list[str], needed: asyncio.Event, warm: asyncio.Event) -> None:
         """Read on for ever, and fill up what was lost; the `hottest` first, after which `warm` is set.
@@ -47,63 +71,96 @@ class Reader:
         await self._idle()
         while True:
             followed = [cursor for cursor in state.followed.values() if not cursor.broken]
-            behind = next((cursor for cursor in followed if not cursor.caught_up), None)
-            if behind is not None:
-                await self._read([behind], block=False)
-            elif hottest and state.counts.received_tokens < state.options.warm_tokens:
-                state.need(hottest.pop())
-                continue
-            else:
+            late = [cursor for cursor in followed if not cursor.live]
+            if late:
+                await self._help(min(late, key=lambda cursor: cursor.helped_at))
+            if all(cursor.caught_up or cursor.broken for cursor in followed):
+                if hottest and state.counts.received_tokens < state.options.warm_tokens:
+                    state.need(hottest.pop())
+                    continue
                 warm.set()
                 if state.refill_due:
                     await self._refill()
-            live = [cursor for cursor in followed if cursor.caught_up]
+            live = [cursor for cursor in followed if cursor.live]
             if live:
-                await self._read(live, block=behind is None)
-            elif behind is None:
+                await self._read_news(live, block=not late)
+            elif not late:
                 needed.clear()
                 await _wait(needed, BLOCK_SECONDS)
-            if behind is None and all(cursor.caught_up for cursor in followed):
-                state.caught_up_at = time.monotonic()
+            ends = [cursor.ended_at for cursor in followed]
+            if None not in ends:
+                state.caught_up_at = min(filter(None, ends), default=time.monotonic())
 
-    async def _read(self, cursors: list[Cursor], *, block: bool) -> None:
-        """Read on in some streams; where nothing is there and `block`, wait for it."""
+    async def _read_news(self, cursors: list[Cursor], *, block: bool) -> None:
+        """Read on in streams that were read to their end; where nothing is there and `block`, wait for it."""
         laps = {self._line.keys.log(cursor.tenant).encode(): (cursor, cursor.lap) for cursor in cursors}
-        count = share(cursors, READ_ENTRIES)
+        count = min(_NEWS, share(cursors, READ_ENTRIES))
         waiting = ("BLOCK", int(1000 * BLOCK_SECONDS)) if block else ()
         places = [format_id(cursor.position) for cursor in cursors]
         try:
             answer = await self._line.link.call(
                 "XREAD", "COUNT", count, *waiting, "STREAMS", *laps, *places, wait=BLOCK_SECONDS
             )
-        except ResponseError as error:
-            if "WRONGTYPE" not in str(error):
+        except (ResponseError, TooLargeError) as error:
+            if isinstance(error, ResponseError) and "WRONGTYPE" not in str(error):
                 raise
-            await self._read_apart(cursors)
+            # One of them has something else than it should. They are read apart, which finds out which.
+            for cursor in cursors:
+                cursor.live = False
+            if isinstance(error, TooLargeError):
+                raise  # of the connection, nothing more can be understood
             return
+        at = time.monotonic()
         found = replies.streams(answer)
         for key, (cursor, lap) in laps.items():
             entries = found.get(key, [])
-            read = await self._line.in_thread(judge, entries, self._vocab_size) if entries else []
-            # What was read of a stream that was purged meanwhile, or is to be read again, is void.
+            await self._take(cursor, lap, entries)
             if cursor.lap == lap:
-                await self._take(cursor, read)
-                cursor.caught_up = cursor.caught_up or (len(entries) < count and cursor.lap == lap)
+                cursor.live = len(entries) < _NEWS
+                if len(entries) < count:
+                    cursor.ended_at = at
 
-    async def _take(self, cursor: Cursor, read: list[Read]) -> None:
-        lap = cursor.lap
-        for outputs, written in self._line.state.receive(cursor, read):
-            if cursor.lap == lap:  # else it was purged while the ones before were delivered
-                await self._deliver(cursor.tenant, outputs, written)
-
-    async def _read_apart(self, cursors: list[Cursor]) -> None:
-        """Find out which key holds something else than a stream, and leave that one alone."""
-        if len(cursors) == 1:
-            cursors[0].broken = True
+    async def _help(self, cursor: Cursor) -> None:
+        """Read on, for a little while, in a stream that is behind."""
+        cursor.helped_at, lap = time.monotonic(), cursor.lap
+        try:
+            if not cursor.begun:
+                await backlog.begin(self._line, cursor, self._kept_tokens())
+            count = cursor.helping
+            entries = await backlog.following(self._line, cursor, count)
+        except ResponseError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            cursor.broken, cursor.live = True, False
             self._line.state.counts.skipped["key"] += 1
             return
-        for cursor in cursors:
-            await self._read([cursor], block=False)
+        at = time.monotonic()
+        taken = await self._take(cursor, lap, entries, until=at + _HELPING_SECONDS)
+        if taken < len(entries):
+            cursor.helping = max(1, taken)
+        elif taken == count:
+            cursor.helping = min(READ_ENTRIES, 2 * count)
+        elif cursor.lap == lap:
+            cursor.live = cursor.caught_up = True
+            cursor.ended_at = at
+
+    async def _take(self, cursor: Cursor, lap: int, entries: Sequence[Entry], until: float = math.inf) -> int:
+        """Deliver entries until a time (monotonic), those of one portion at least; how many.
+
+        What was read of a stream that was purged meanwhile, or is to be read again, is void.
+        """
+        read: list[Read] = []
+        if entries:
+            read = await self._line.in_thread(judge, entries, self._vocab_size)
+        taken = 0
+        for portion in backlog.portions(read):
+            if cursor.lap != lap or (taken and time.monotonic() > until):
+                break
+            taken += len(portion)
+            for outputs, written in self._line.state.receive(cursor, portion):
+                if cursor.lap == lap:  # else it was purged while the ones before were delivered
+                    await self._deliver(cursor.tenant, outputs, written)
+        return taken
 
     # Refilling a Redis that has lost what it held.
 

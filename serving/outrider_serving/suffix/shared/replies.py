@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider_serving.suffix.shared import keys
@@ -30,7 +29,8 @@ class Looked:
     """ms of Redis."""
     epoch: str
     """Empty where there is none."""
-    tombstones: dict[str, int]
+    version: bytes
+    """Of the tombstones; empty where nothing tells whether they are as they were."""
     extents: tuple[Extent, ...]
 
 
@@ -61,17 +61,19 @@ def text(reply: object) -> bytes:
 
 
 def looked(reply: object, logs: int) -> Looked:
-    """Answer of LOOK for as many logs; tombstones of what is no tenant are left out."""
-    now, epoch, tombstones, extents = items(reply, 4)
+    """Answer of LOOK for as many logs."""
+    now, epoch, version, extents = items(reply, 4)
     return Looked(
         number(now),
         text(epoch).decode("ascii", "replace")[:64],
-        _tombstones(items(tombstones)),
+        text(version)[:64],
         tuple(Extent(number(n), _id(first), _id(last)) for n, first, last in _rows(extents, logs)),
     )
 
 
-def _tombstones(flat: Sequence[object]) -> dict[str, int]:
+def tombstones(reply: object) -> dict[str, int]:
+    """Names and values of a hash; those of what is no tenant are left out."""
+    flat = items(reply)
     if len(flat) % 2:
         raise NonsenseError("there is a name without its value")
     found: dict[str, int] = {}
@@ -80,6 +82,12 @@ def _tombstones(flat: Sequence[object]) -> dict[str, int]:
         if tenant is not None and text(purge).isdigit() and len(text(purge)) < 16:
             found[tenant] = number(purge)
     return found
+
+
+def clock(reply: object) -> int:
+    """Answer of TIME, in ms."""
+    seconds, microseconds = items(reply, 2)
+    return 1000 * number(seconds) + number(microseconds) // 1000
 
 
 def _rows(extents: object, logs: int) -> list[list[object]]:

@@ -29,6 +29,10 @@ TAKEN_TOKENS = 16 * 1024
 BATCHED = 16
 """Records that one command writes."""
 
+AHEAD_MS = 3_600_000
+"""An entry whose outputs are so much newer than now is removed from its stream once it was read: its id is as
+wrong, and those who read it later would take it for new again."""
+
 Outputs: TypeAlias = "tuple[array[int], ...]"
 
 
@@ -157,7 +161,7 @@ class State:
             if self._fault_of(remembered.tenant, remembered.generation, remembered.created) is None:
                 record = decode(remembered.raw, self._vocab_size)
                 if isinstance(record, Record):
-                    yield remembered.tenant, record.outputs, record.created // 1000
+                    yield remembered.tenant, record.outputs, remembered.created // 1000
 
     # Time, purges and losses.
 
@@ -179,11 +183,13 @@ class State:
             return "purged"
         return "expired" if created < self.oldest() else None
 
-    def learn(self, found: dict[str, int]) -> dict[str, int]:
-        """Apply the tombstones that Redis has; those that it lacks and should have."""
+    def learn(self, found: dict[str, int]) -> None:
+        """Apply tombstones that Redis has."""
         self._bury({tenant: one for tenant, one in found.items() if one > self.generation(tenant)})
+
+    def lacking(self, found: dict[str, int]) -> dict[str, int]:
+        """Tombstones that Redis should have beside all that it has; those that are too old are let go."""
         oldest = self.oldest()
-        self.memory.outlive(oldest)
         for tenant in [tenant for tenant, known in self.tombstones.items() if known < oldest]:
             if tenant not in found:
                 del self.tombstones[tenant]
@@ -227,8 +233,8 @@ class State:
             Outputs that are to be delivered together, and when the oldest of them was written, in seconds
             since the epoch; the others came at most a hundredth of the retention later.
         """
-        found: dict[int, list[Record]] = {}
-        span = max(1000, 10 * self.options.retention_seconds)
+        found: dict[int, list[tuple[int, Record]]] = {}
+        span, now = max(1000, 10 * self.options.retention_seconds), self.now()
         for entry in read:
             record = entry.record
             if isinstance(record, Refusal) or entry.digest is None:
@@ -236,7 +242,9 @@ class State:
                 self.counts.skipped[str(record)] += 1
                 continue
             new = cursor.passed(entry.id, entry.digest)
-            cursor.finished(entry.id, record.created)
+            # What was written while the clock was ahead is as new as now, and not left to ids that lie too.
+            created = min(record.created, now)
+            cursor.finished(entry.id, created if record.created - now < AHEAD_MS else 0)
             if not new:
                 self.counts.duplicates += 1
                 continue
@@ -244,23 +252,24 @@ class State:
                 self.counts.duplicates += 1
                 continue
             cursor.numbered(record.origin, record.number)
-            reason = self._fault_of(cursor.tenant, record.generation, record.created)
+            reason = self._fault_of(cursor.tenant, record.generation, created)
             if reason is not None:
                 self.counts.skipped[reason] += 1
                 continue
-            self._remember(cursor.tenant, record.generation, record.created, entry.raw, entry.digest)
+            self._remember(cursor.tenant, record.generation, created, entry.raw, entry.digest)
             self.counts.received_records += 1
             self.counts.received_tokens += record.tokens
-            found.setdefault(record.created // span, []).append(record)
+            found.setdefault(created // span, []).append((created, record))
         return [
             (
-                tuple(output for record in records for output in record.outputs),
-                min(record.created for record in records) // 1000,
+                tuple(output for _, record in records for output in record.outputs),
+                min(created for created, _ in records) // 1000,
             )
             for records in found.values()
         ]
 
     def _remember(self, tenant: str, generation: int, created: int, raw: bytes, number: int) -> None:
+        created = min(created, self.now())
         self.memory.put(number, Remembered(tenant, generation, created, raw, self._value))
 
     # What is written.

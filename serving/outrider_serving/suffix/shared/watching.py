@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+from collections.abc import Iterator
 
 from redis.exceptions import ResponseError
 
@@ -13,6 +14,7 @@ from outrider_serving.suffix.shared.cursor import format_id
 from outrider_serving.suffix.shared.keys import spell
 from outrider_serving.suffix.shared.line import Line
 from outrider_serving.suffix.shared.state import Epoch
+from outrider_serving.suffix.shared.tombstones import new_version, tombstones
 
 LOOK_SECONDS = 1.0
 """Between two looks at tombstones and epoch."""
@@ -25,7 +27,10 @@ LOOKED_AT = 32
 
 
 TRIMMED = 1024
-"""Streams that one pod trims at a time."""
+"""Streams that a pod trims at a time; of more, others the next time. What nobody writes to expires anyway."""
+
+_BURIED = 500
+"""Tombstones that one script writes or removes."""
 
 
 class Watch:
@@ -36,6 +41,8 @@ class Watch:
         self._line = line
         self._looks = 0
         self._run = ""
+        self._version = b""  # of the tombstones that were read last
+        self._trimmed = 0  # how many streams of this round
 
     async def look(self) -> None:
         """Learn what must be known, and put back what this Redis should know."""
@@ -50,11 +57,12 @@ class Watch:
         answer = await self._line.eval(scripts.LOOK, [keys.tombstones, keys.epoch, *logs])
         looked = replies.looked(answer, len(logs))
         state.set_clock(looked.now)
-        missing = state.learn(looked.tombstones)
+        if not looked.version or looked.version != self._version:
+            complete = await self._read_tombstones()
+            # What came meanwhile has another one.
+            self._version = looked.version if complete else b""
         for (cursor, position, lap), extent in zip(asked, looked.extents, strict=True):
             cursor.looked_at(extent.length, extent.first, extent.last, position=position, lap=lap)
-        if missing:
-            await self._bury(missing)
         state.enter(Epoch(looked.epoch or await self._set_epoch(), run))
 
     async def _run_id(self) -> str:
@@ -80,15 +88,22 @@ class Watch:
             self._line.refused("the shared log's epoch cannot be set", error)
             return ""
 
-    async def _bury(self, tombstones: dict[str, int]) -> None:
-        keys = self._line.keys
-        names = [keys.tombstones, keys.tenants, *(keys.log(tenant) for tenant in tombstones)]
-        pairs = [part for tenant, known in tombstones.items() for part in (spell(tenant), known)]
-        try:
-            await self._line.eval(scripts.BURY, names, [self._line.retention, *pairs])
-        except ResponseError as error:
-            # This process' own knowledge keeps the dead text from being delivered or written here.
-            self._line.refused("tombstones cannot be put back into the shared log", error)
+    async def _read_tombstones(self) -> bool:
+        """Learn of purges, and put back what this Redis has lost of them; whether it has all now."""
+        state, keys, found = self._line.state, self._line.keys, dict[str, int]()
+        async for some in tombstones(self._line.link, keys):
+            state.learn(some)
+            found |= some
+        for part in _parts(state.lacking(found)):
+            names = [keys.tombstones, keys.tenants, *(keys.log(tenant) for tenant, _ in part)]
+            about = [self._line.retention, new_version(), *_flat(part)]
+            try:
+                await self._line.eval(scripts.BURY, names, about)
+            except ResponseError as error:
+                # This process' own knowledge keeps the dead text from being delivered or written here.
+                self._line.refused("tombstones cannot be put back into the shared log", error)
+                return False
+        return True
 
     async def keep_looking(self) -> None:
         """Look for ever."""
@@ -98,22 +113,51 @@ class Watch:
 
     async def trim(self) -> None:
         """Remove what is too old, for ever."""
-        keys, retention = self._line.keys, self._line.retention
+        state = self._line.state
         while True:
+            kept = await self._keep()
             # Not all pods at the same time, and soon after what may be a restart.
-            await asyncio.sleep(random.uniform(0.5, 1.0) * min(TRIM_SECONDS, retention))
-            names = replies.tenants(await self._line.link.call("ZREVRANGE", keys.tenants, 0, -1))
-            # Other pods trim others; what nobody writes to expires by itself.
-            names = random.sample(names, min(len(names), TRIMMED))
-            for at in range(0, max(1, len(names)), LOOKED_AT):
-                logs = [keys.log(tenant) for tenant in names[at : at + LOOKED_AT]]
-                try:
-                    await self._line.eval(
-                        scripts.TRIM, [keys.tombstones, keys.tenants, keys.epoch, *logs], [retention]
-                    )
-                except ResponseError as error:
-                    self._line.refused("the shared log cannot be trimmed", error)
+            await asyncio.sleep(random.uniform(0.5, 1.0) * min(TRIM_SECONDS, self._line.retention))
+            state.memory.outlive(state.oldest())
+            await self._trim_logs()
+            if kept is not None:
+                await self._forget_tombstones(state.now() - 1000 * kept)
             await self._remove_overdue()
+
+    async def _keep(self) -> int | None:
+        """Say how long text is kept here; for how many seconds tombstones are, None where that is refused."""
+        keys = self._line.keys
+        try:
+            answer = await self._line.eval(
+                scripts.KEEP, [keys.tombstones, keys.epoch], [self._line.retention]
+            )
+        except ResponseError as error:
+            self._line.refused("the shared log cannot be told how long text is kept", error)
+            return None
+        return replies.number(answer)
+
+    async def _trim_logs(self) -> None:
+        keys = self._line.keys
+        first, last = self._trimmed, self._trimmed + TRIMMED - 1
+        answer = replies.items(await self._line.link.call("ZREVRANGE", keys.tenants, first, last))
+        self._trimmed = 0 if len(answer) < TRIMMED else last + 1
+        names = replies.tenants(answer)
+        for at in range(0, len(names), LOOKED_AT):
+            logs = [keys.log(tenant) for tenant in names[at : at + LOOKED_AT]]
+            try:
+                await self._line.eval(scripts.TRIM, [keys.tenants, *logs], [self._line.retention])
+            except ResponseError as error:
+                self._line.refused("the shared log cannot be trimmed", error)
+
+    async def _forget_tombstones(self, oldest: int) -> None:
+        """Remove those from before `oldest` (ms). The look that follows tells all pods."""
+        known = self._line.state.tombstones
+        for part in _parts({tenant: one for tenant, one in known.items() if one < oldest}):
+            try:
+                about = [new_version(), *_flat(part)]
+                await self._line.eval(scripts.FORGET, [self._line.keys.tombstones], about)
+            except ResponseError as error:
+                self._line.refused("the shared log cannot be trimmed", error)
 
     async def _remove_overdue(self) -> None:
         """Remove what was written, or written again, long after it was finished."""
@@ -126,3 +170,14 @@ class Watch:
                     await self._line.link.call("XDEL", self._line.keys.log(cursor.tenant), *ids)
                 except ResponseError as error:
                     self._line.refused("the shared log cannot be trimmed", error)
+
+
+def _parts(pairs: dict[str, int]) -> Iterator[list[tuple[str, int]]]:
+    listed = list(pairs.items())
+    for at in range(0, len(listed), _BURIED):
+        yield listed[at : at + _BURIED]
+
+
+def _flat(pairs: list[tuple[str, int]]) -> list[str | int]:
+    """Tenants as Redis sees them, each before its tombstone."""
+    return [part for tenant, known in pairs for part in (spell(tenant), known)]

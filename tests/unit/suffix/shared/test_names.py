@@ -46,9 +46,20 @@ def test_a_model_has_one_slot_and_its_own_prefix() -> None:
 
 
 def test_identities_are_found_in_keys() -> None:
-    assert keys.identity_in("outrider:", KEYS.epoch.encode()) == KEYS.identity
-    for key in (b"outrider:{short}:epoch", b"outrider:epoch", b"", KEYS.epoch.upper().encode(), b"\xff{"):
-        assert keys.identity_in("outrider:", key) is None
+    for key in (KEYS.epoch, KEYS.tenants, KEYS.tombstones):
+        assert keys.model_in(key.encode()) == ("outrider:", KEYS.identity)
+    assert keys.model_in(b"outrider:a:b:{" + b"0" * 32 + b"}:epoch") == ("outrider:a:b:", "0" * 32)
+    for other in (
+        KEYS.refilled,
+        KEYS.log("a"),
+        KEYS.epoch + "x",
+        KEYS.epoch.upper(),
+        "",
+        "{",
+        "x{short}:epoch",
+    ):
+        assert keys.model_in(other.encode()) is None
+    assert keys.model_in(b"\xff" + KEYS.epoch.encode()) is None
     assert KEYS.tenant_of(b"outrider:{x}:log:a") is None
 
 
@@ -111,6 +122,7 @@ def test_bad_urls_are_refused_without_repeating_a_secret(url: str, what: str) ->
         ({"prefix": "a{b}"}, "prefix: 'a{b}' must be"),
         ({"prefix": "*"}, "prefix: '\\*' must be"),
         ({"retention_seconds": 0}, "retention_seconds: 0 must be at least 1"),
+        ({"retention_seconds": 10**17}, "retention_seconds: 1(0){17} must be at most 31536000"),
         ({"retention_bytes": 16383}, "retention_bytes: 16383 must be at least 16384"),
         ({"queue_bytes": 1}, "queue_bytes: 1 must be at least 16384"),
         ({"memory_bytes": -1}, "memory_bytes: -1 must be at least 0"),

@@ -27,6 +27,8 @@ anything = st.recursive(
 )
 PARSERS: list[Callable[[object], object]] = [
     lambda reply: replies.looked(reply, 1),
+    replies.tombstones,
+    replies.clock,
     replies.streams,
     replies.entries,
     replies.written,
@@ -42,24 +44,50 @@ def test_whatever_comes_is_taken_or_nonsense(reply: object) -> None:
             parse(reply)
 
 
-@given(st.lists(anything, min_size=4, max_size=4))
-def test_what_looks_like_a_look_is_taken_or_nonsense(parts: list[object]) -> None:
+@given(anything)
+def test_what_looks_like_a_look_is_taken_or_nonsense(extents: object) -> None:
     try:
-        looked = replies.looked([b"1", b"x", *parts[:2]], 1)
+        looked = replies.looked([b"1", b"x", b"v", extents], 1)
     except NonsenseError:
         return
     assert len(looked.extents) == 1
-    assert all(0 <= purge < 10**15 for purge in looked.tombstones.values())
+
+
+@given(st.lists(st.one_of(st.sampled_from([b"a", b"=single", b"7", b"9" * 20]), anything), max_size=4))
+def test_tombstones_are_taken_or_nonsense(flat: list[object]) -> None:
+    try:
+        found = replies.tombstones(flat)
+    except NonsenseError:
+        return
+    assert all(0 <= purge < 10**15 for purge in found.values())
 
 
 def test_a_look_is_taken() -> None:
-    tombstones = [b"a", b"12", b"=single", b"13", b"not/ours", b"14", b"b", b"x", b"c", b"9" * 20]
-    reply = [b"1000", b"epoch", tombstones, [[b"2", b"5-1", b"6-0"], [b"0", b"0-0", b"0-0"]]]
+    reply = [b"1000", b"epoch", b"version", [[b"2", b"5-1", b"6-0"], [b"0", b"0-0", b"0-0"]]]
     assert replies.looked(reply, 2) == Looked(
-        1000, "epoch", {"a": 12, "": 13}, (Extent(2, (5 << 64) + 1, 6 << 64), Extent(0, 0, 0))
+        1000, "epoch", b"version", (Extent(2, (5 << 64) + 1, 6 << 64), Extent(0, 0, 0))
     )
     with pytest.raises(NonsenseError):
         replies.looked(reply, 1)
+
+
+def test_tombstones_are_taken() -> None:
+    pairs = [
+        b"a",
+        b"12",
+        b"=single",
+        b"13",
+        b"not/ours",
+        b"14",
+        b"b",
+        b"x",
+        b"c",
+        b"9" * 20,
+        b"=version",
+        b"7",
+    ]
+    assert replies.tombstones(pairs) == {"a": 12, "": 13}
+    assert replies.clock([b"1900000000", b"999999"]) == 1_900_000_000_999
 
 
 def test_streams_are_taken() -> None:

@@ -163,7 +163,7 @@ def test_a_purge_clears_one_tenant_everywhere() -> None:
     received(one, published([5, 6, 7, 8], tenant="b"), "b")
     for tenant in ("a", "b"):
         one.publish(tenant, [9, 10, 11, 12], 0)
-    assert one.learn({"a": NOW}) == {}
+    one.learn({"a": NOW})
     assert (purged, one.generation("a"), one.generation("b")) == (["a"], NOW, 0)
     assert [tenant for tenant, _, _ in one.replay()] == ["b"]
     assert [batch.tenant for batch in batches(one)] == ["b"]
@@ -211,11 +211,15 @@ def test_after_a_purge_dead_records_are_skipped_and_those_since_are_received_aga
 def test_tombstones_that_redis_lacks_are_told_until_they_are_too_old() -> None:
     one, _ = state(retention_seconds=100)
     one.learn({"a": NOW, "b": NOW - 50_000})
-    assert one.learn({"b": NOW - 60_000}) == {"a": NOW, "b": NOW - 50_000}
+    assert one.lacking({"a": NOW, "b": NOW - 50_000}) == {}
+    assert one.lacking({"b": NOW - 60_000}) == {"a": NOW, "b": NOW - 50_000}
     one.set_clock(NOW + 60_000)
-    assert one.learn({}) == {"a": NOW}
+    assert one.lacking({}) == {"a": NOW}
     one.set_clock(NOW + 160_000)
-    assert one.learn({}) == {}
+    # It may be kept for longer than text is here: then it is known here as long, and told but once.
+    assert one.lacking({"a": NOW}) == {}
+    assert one.generation("a") == NOW
+    assert one.lacking({}) == {}
     assert one.generation("a") == 0
 
 
@@ -319,6 +323,43 @@ def test_what_is_too_old_is_not_remembered() -> None:
     one, _ = state(retention_seconds=3600)
     received(one, published([1, 2, 3, 4]))
     assert len(one.memory) == 1
+    one.set_clock(NOW + 1_000_000)
+    received(one, published([5, 6, 7, 8], tenant="b"), "b")
     one.set_clock(NOW + 3_700_000)
-    one.learn({})
+    one.memory.outlive(one.oldest())
     assert len(one.memory) == 0
+
+
+def test_those_that_are_too_old_go_whoever_comes_first() -> None:
+    memory = Memory(10_000)
+    for number, created in enumerate([5, 1, 6, 2, 3]):
+        memory.put(number, Remembered("a", 0, created, bytes(10), "e"))
+    memory.outlive(3)
+    assert [number for number, _ in memory.items()] == [0, 2, 4]
+
+
+@pytest.mark.parametrize("ahead", [1000, 10 * 365 * 86_400_000])
+def test_what_was_written_while_the_clock_was_ahead_is_as_new_as_now(ahead: int) -> None:
+    (reader, _), (other, _) = state(), state()
+    other.set_clock(NOW + ahead)
+    other.publish("a", [1, 2, 3, 4], 0)
+    (batch,) = batches(other)
+    reader.need("a")
+    cursor = reader.followed["a"]
+    entry = ((NOW + ahead) << 64, batch.records[0].raw)
+    ((_, written),) = reader.receive(cursor, judge([entry], VOCABULARY))
+    assert written == pytest.approx(NOW / 1000, abs=2)
+    ((_, _, told),) = reader.replay()
+    assert told == written
+    # Its id does not tell when it is too old: it goes at once, or, where the clock was hardly ahead, in time.
+    assert cursor.overdue(NOW) == ([entry[0]] if ahead > 1000 else [])
+    reader.set_clock(NOW + 1000 * reader.options.retention_seconds + 5000)
+    assert list(reader.replay()) == []
+    assert reader.lost() == []
+    # Own records too.
+    reader.set_clock(NOW + ahead)
+    reader.publish("b", [5, 6, 7, 8], 0)
+    batches(reader)
+    reader.set_clock(NOW)
+    settle(reader)
+    assert max(record.created for record in reader.memory.values()) <= NOW + 10
