@@ -2,6 +2,8 @@
 PYTHON ?= python3
 LOCAL = PYTHONPATH=local $(PYTHON) -m outrider_local
 VENV = .venv/bin/python
+# Kept between checkouts: half a minute of reading PyTorch.
+MYPY = MYPY_CACHE_DIR=$${XDG_CACHE_HOME:-$$HOME/.cache}/outrider/mypy .venv/bin/mypy
 # Two processes begin with a node each and the tests on it; what waits there leaves the cores to the third.
 PROCESSES = -n 3
 # Where `make gpu-check` leaves its report.
@@ -49,7 +51,7 @@ lint:  ## style, types, generated files, chart and container files
 	@$(LOCAL) build
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/mypy operator/outrider_operator serving/outrider_serving local/outrider_local tools
+	$(MYPY) operator/outrider_operator serving/outrider_serving local/outrider_local tools
 	$(VENV) -m outrider_operator.generate --check
 	$(VENV) tools/locks.py $$($(LOCAL) which uv) --check
 	$$($(LOCAL) which helm) lint --strict charts/outrider

@@ -44,6 +44,9 @@ Draws = Callable[[Request], tuple[Randomness, Randomness]]
 _PATIENCE = 0.01
 """Seconds that a step without other work waits for a grammar."""
 
+_LEAVING_SECONDS = 0.1
+"""After which it is looked again whether memory of a history was given back."""
+
 
 class EngineCore:
     """Generates completions; speculation changes how fast, never what. One thread calls everything here."""
@@ -113,7 +116,10 @@ class EngineCore:
     @property
     def tend_in(self) -> float | None:
         """Seconds until `tend` may have something to do; None where it has nothing more to do."""
-        return self._speculation.due_in(self._settings)
+        due = self._speculation.due_in(self._settings)
+        if self._history.indexes.leaving():  # how much that is, is to be told until it is nothing
+            return _LEAVING_SECONDS if due is None else min(due, _LEAVING_SECONDS)
+        return due
 
     @property
     def pages(self) -> PageCounts:

@@ -27,7 +27,7 @@ from outrider_serving.models.comparison import TOKENS
 from outrider_serving.models.errors import ModelError
 from outrider_serving.models.loading import LoadedModel, load_model
 from outrider_serving.settings import default_settings
-from serving.engine.support import bench, request
+from serving.engine.support import LONG, bench, request
 from serving.engine.test_graphs import Captures
 from serving.engine.test_triton import FAULTS, faulty
 from serving.tiny import Arch, make_tiny_model
@@ -90,7 +90,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return str(make_tiny_model(tmp_path_factory.mktemp("models") / arch, arch, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("page_size", [1, 4, 16] if LONG else [1, 16])
 def test_what_agrees_is_used(interpreted: Callable[..., Any], path: str, page_size: int) -> None:
     plain, tokens, graphs, logged = interpreted(of_an_engine, path, page_size, None, Captures())
     assert tokens == plain

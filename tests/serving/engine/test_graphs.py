@@ -31,7 +31,7 @@ from outrider_serving.models.loading import LoadedModel, load_model
 from outrider_serving.sampling.proposal import ROOT, Proposal
 from outrider_serving.settings import Proposer
 from serving.engine import proposers
-from serving.engine.support import NONE, building, request, run
+from serving.engine.support import LONG, NONE, building, request, run
 from serving.tiny import Arch, make_tiny_model
 
 CPU = torch.device("cpu")
@@ -247,7 +247,7 @@ def of_an_engine(path: str) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]
 # The tests.
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(3 if LONG else 1))
 @pytest.mark.parametrize("arch", CONFIGS)
 def test_replays_are_passes(interpreted: Callable[..., Any], arch: str, seed: int) -> None:
     interpreted(at_random, arch, seed)

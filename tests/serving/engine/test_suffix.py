@@ -282,3 +282,21 @@ def test_the_memory_of_texts_is_given_back(spy: Spy, monkeypatch: pytest.MonkeyP
     assert gone == spy.made[:2]
     spy.proposer.close()
     assert {*gone} == {*spy.made}
+
+
+def test_memory_that_is_given_back_is_looked_after_until_it_is(tiny_llama: LoadedModel) -> None:
+    core = bench(tiny_llama, suffix(history_tokens=200_000)).core
+    core.tend()  # the proposer is loaded
+    core.learn("everybody", [range(n, n + 1000) for n in range(150)], 0)
+    assert core.history.bytes > 4 << 20
+    assert core.tend_in is None
+    core.purge("everybody")
+    until = time.monotonic() + 5.0
+    while True:
+        due = core.tend_in
+        if not core.history.bytes:
+            break
+        assert due is not None  # what leaves gets less only
+        assert due <= 0.1
+        assert time.monotonic() < until
+    assert core.tend_in is None
