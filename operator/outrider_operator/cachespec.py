@@ -121,7 +121,8 @@ class Retention(Contract):
     )
     size: Quantity | None = Field(
         default=None,
-        description="How much of each tenant is kept in Redis, compressed; by default 64Mi.",
+        description="The most that is kept of each tenant in Redis, compressed: as many entries of 16 KiB "
+        "as it has room for, so less where they are smaller; by default 64Mi.",
         json_schema_extra=cel(_SIZE_BOUND),
     )
 

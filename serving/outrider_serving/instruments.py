@@ -213,7 +213,7 @@ TABLE: tuple[Instrument, ...] = (
         "Tokens that had to make room for others since the engine's process started.",
     ),
     *_shared(
-        ("connected", Kind.GAUGE, "1", "1 while the Redis of the shared cache is connected; without one, 0."),
+        ("connected", Kind.GAUGE, "1", "1 while the Redis of the shared cache is connected, else 0."),
         (
             "fresh",
             Kind.GAUGE,

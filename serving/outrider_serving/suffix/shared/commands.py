@@ -232,6 +232,8 @@ async def _purge(chosen: argparse.Namespace, options: LogOptions) -> None:
                     f"{identity} {_named(tenant)}: {entries} entries deleted, tombstone {tombstone}"
                     f" ({_time(tombstone)}), kept for {seconds} seconds"
                 )
+                if not entries:
+                    _note(chosen, f"nothing of {_named(tenant)} was stored; stats --all shows whose text is")
             if not tenants:
                 print(f"{identity}: no tenant has anything to delete")
 
