@@ -162,9 +162,13 @@ class Cursor:
         """Entries that are noted as finished before `oldest` (ms), once."""
         due = {entry for entry, created in self._late.items() if created < oldest}
         if due:
-            for entry in due:
-                del self._late[entry]
-            self._places = deque(place for place in self._places if place[0] not in due)
+            kept = deque[tuple[int, int | None]]()
+            for entry, digest in self._places:
+                if entry in due:
+                    self._forget(entry, digest)
+                else:
+                    kept.append((entry, digest))
+            self._places = kept
         return sorted(due)
 
     def numbered(self, origin: bytes, number: int) -> None:
@@ -209,7 +213,9 @@ class Cursor:
         return max(0, self.length - self._left_out - len(self._places))
 
     def _drop_first(self) -> None:
-        entry, digest = self._places.popleft()
+        self._forget(*self._places.popleft())
+
+    def _forget(self, entry: int, digest: int | None) -> None:
         self._late.pop(entry, None)
         if digest is not None and self._known.get(digest) == entry:
             del self._known[digest]

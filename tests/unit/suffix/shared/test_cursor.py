@@ -121,6 +121,7 @@ def test_what_was_written_late_is_overdue_once() -> None:
     late = [11 * 60_000 << 64, 13 * 60_000 << 64]
     assert cursor.overdue(2) == []
     assert cursor.overdue(3) == late[:1]
+    assert [cursor.is_there(digest) for digest in (10, 11, 12, 13)] == [True, False, True, True]
     # What was removed lags no more; what is trimmed meanwhile is not removed.
     cursor.looked_at(3, 10 * 60_000 << 64, late[1], position=late[1], lap=cursor.lap)
     assert cursor.lag == 0
