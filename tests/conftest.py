@@ -20,7 +20,7 @@ LONG = os.environ.get("OUTRIDER_TEST_LONG") == "1"
 
 _quiet = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile(
-    "sample", max_examples=20, derandomize=True, deadline=None, suppress_health_check=_quiet
+    "sample", max_examples=12, derandomize=True, deadline=None, suppress_health_check=_quiet
 )
 settings.register_profile("long", max_examples=300, deadline=None, suppress_health_check=_quiet)
 settings.load_profile("long" if LONG else "sample")
