@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from outrider_operator.podspec import DataKey, LocalReference, Quantity, amount, cel
 from outrider_serving.settings import Contract, TenantMode
+from outrider_serving.suffix.shared.options import LONGEST_RETENTION
 
 _PORT = "(:([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?"
 _NAMED = rf"[A-Za-z0-9][-._A-Za-z0-9]*{_PORT}"
@@ -116,7 +117,7 @@ class Retention(Contract):
     seconds: int | None = Field(
         default=None,
         ge=60,
-        le=31_536_000,
+        le=LONGEST_RETENTION,
         description="How long a finished output is kept, by pods and in Redis; by default 604800, a week.",
     )
     size: Quantity | None = Field(
