@@ -6,6 +6,7 @@ code with full counts.
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -15,6 +16,8 @@ from xdist.scheduler import LoadScopeScheduling
 # Several processes share the machine's cores: torch's threads would spend their time waiting for each other.
 # Servers that tests start have it from here.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+gc.disable()  # until all tests are collected
 
 LONG = os.environ.get("OUTRIDER_TEST_LONG") == "1"
 
@@ -49,6 +52,11 @@ class _Together(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.removeprefix("tests/")
         return next((name for name, files in _TOGETHER.items() if path.startswith(tuple(files))), nodeid)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What modules define and what tests there are stays; to look for garbage in it was a third of all."""
+    gc.enable()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:

@@ -8,6 +8,8 @@ import sys
 import venv
 from pathlib import Path
 
+from outrider_local import kernels
+from outrider_local.kernels import COMPILER
 from outrider_local.report import EXIT_USAGE, ProblemError, Stopwatch, detail, step
 from outrider_local.settings import Settings
 from outrider_local.shell import find, output, succeeds
@@ -15,17 +17,13 @@ from outrider_local.shell import find, output, succeeds
 #: Installs the lock; pinned, and kept in the cache apart from the environment that it makes.
 UV = "uv==0.13.9"
 LOCK = Path("locks/dev.txt")
-#: Sources that installing the project compiles.
-KERNELS = Path("serving/outrider_serving/native")
-COMPILER = "g++"
 _STAMP = ".outrider-stamp"
 
 
 def stamp(checkout: Path, python: str = sys.version) -> str:
     """A digest of all that decides what the environment holds."""
     digest = hashlib.sha256()
-    kernels = (file for file in (checkout / KERNELS).iterdir() if file.suffix in {".cpp", ".h", ".py"})
-    files = (checkout / LOCK, checkout / "pyproject.toml", *sorted(kernels))
+    files = (checkout / LOCK, checkout / "pyproject.toml", *kernels.sources(checkout))
     parts = (UV.encode(), python.encode(), repr(find(COMPILER)).encode())
     for part in (*parts, *(file.read_bytes() for file in files)):
         digest.update(hashlib.sha256(part).digest())
@@ -54,9 +52,11 @@ def make(settings: Settings) -> bool:
     if not _same_python(python):
         output(tool, "venv", "--quiet", "--clear", "--python", sys.executable, settings.venv)
     output(tool, "pip", "sync", "--quiet", "--python", python, "--require-hashes", settings.checkout / LOCK)
+    kernels.put_back(settings.checkout, settings.cache)
     output(
         tool, "pip", "install", "--quiet", "--python", python, "--no-deps", "--editable", settings.checkout
     )
+    kernels.keep(settings.checkout, settings.cache)
     (settings.venv / _STAMP).write_text(stamp(settings.checkout))
     detail(f"made in {watch}")
     if find(COMPILER) is None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider_local import cgroups, environment, forward, gobuild, node, ports, privileges
+from outrider_local import cgroups, environment, forward, gobuild, kernels, node, ports, privileges
 from outrider_local.layout import Layout
 from outrider_local.ociimage import ARCHITECTURES
 from outrider_local.report import EXIT_USAGE, ProblemError, detail, step
@@ -35,7 +35,7 @@ TOOLS = {
     "nsenter": "util-linux",
     "openssl": "openssl",
     "ldd": "libc-bin",
-    environment.COMPILER: "g++",
+    kernels.COMPILER: "g++",
 }
 #: What only the tests need besides.
 TEST_TOOLS = {"redis-server": "redis-server", "redis-sentinel": "redis-sentinel"}

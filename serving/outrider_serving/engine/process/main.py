@@ -264,7 +264,11 @@ def _build(start: Start) -> tuple[Core, ModelInfo]:
     os.environ.setdefault("TQDM_DISABLE", "1")
     limit_threads()
     module, _, name = start.factory.partition(":")
+    # Nothing of what PyTorch and transformers define is garbage; to look for some is a fifth of the import.
+    gc.disable()
     factory: Factory = getattr(importlib.import_module(module), name)
+    gc.freeze()
+    gc.enable()
     return factory(start.options, start.settings)
 
 
