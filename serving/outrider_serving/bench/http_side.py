@@ -6,10 +6,11 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from queue import SimpleQueue
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -110,17 +111,21 @@ class HttpSide:
         return ()
 
     def run(self, job: Job) -> Run:
-        """See `Side.run`: one connection for each request, all of them made before the first request."""
+        """See `Side.run`: connections are made before the first request, and used again for those that wait.
+
+        One that waited without a request would be closed by a server that guards against idle clients.
+        """
         return self._generate(job, job.workload.streams, store=False)
 
     def _generate(self, job: Job, at_once: int, *, store: bool) -> Run:
         where = f"{self.name}, workload {job.workload.name}"
         try:
-            connections = [self._connect() for _ in job.workload.prompts]
-            start = time.perf_counter()
-            with ThreadPoolExecutor(max_workers=at_once) as pool:
-                ask = partial(self._ask, job, start, store)
-                streams = tuple(pool.map(ask, range(len(connections)), connections))
+            with ExitStack() as open_ones, ThreadPoolExecutor(max_workers=at_once) as pool:
+                free = SimpleQueue[HTTPConnection]()
+                for _ in range(at_once):
+                    free.put(open_ones.enter_context(closing(self._connect())))
+                ask = partial(self._ask, job, time.perf_counter(), store, free)
+                streams = tuple(pool.map(ask, range(len(job.workload.prompts))))
         except (OSError, HTTPException) as error:
             raise BenchError(f"{where}: {self._endpoint}: {error or type(error).__name__}") from error
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -130,18 +135,22 @@ class HttpSide:
     def close(self) -> None:
         """See `Side.close`: there is nothing to give back."""
 
-    def _ask(self, job: Job, start: float, store: bool, number: int, connection: HTTPConnection) -> Stream:
-        """One request, to the end of its stream."""
+    def _ask(
+        self, job: Job, start: float, store: bool, free: SimpleQueue[HTTPConnection], number: int
+    ) -> Stream:
+        """One request, to the end of its stream, on a connection that is free."""
+        connection = free.get_nowait()
         answer = _Answer(time.perf_counter() - start)
-        with closing(connection):
-            body = json.dumps(_body(self.model, job, number, store=store)).encode()
-            response = self._response(connection, "POST", "/v1/completions", body)
-            for event in _events(response):
-                seconds = time.perf_counter() - start
-                chunk = json.loads(event)
-                if "error" in chunk:
-                    raise BenchError(f"{self.name} ({self._endpoint}): {json.dumps(chunk['error'])[:400]}")
-                answer.add(chunk, seconds)
+        body = json.dumps(_body(self.model, job, number, store=store)).encode()
+        response = self._response(connection, "POST", "/v1/completions", body)
+        for event in _events(response):
+            seconds = time.perf_counter() - start
+            chunk = json.loads(event)
+            if "error" in chunk:
+                raise BenchError(f"{self.name} ({self._endpoint}): {json.dumps(chunk['error'])[:400]}")
+            answer.add(chunk, seconds)
+        response.read()  # its end; where the server closes after it, the next request opens it again
+        free.put(connection)
         return answer.stream()
 
     def _first_model(self) -> str:

@@ -70,6 +70,7 @@ class ScriptedCore:
         self.learned: dict[str, list[int]] = {}
         self.tended = settings
         self.proposer_trouble: str | None = None
+        self._kept = False
 
     @property
     def busy(self) -> bool:
@@ -93,8 +94,8 @@ class ScriptedCore:
 
     @property
     def history(self) -> HistorySize:
-        kept = any(arm.proposer.method is Method.SUFFIX for arm in self.settings.arms.values())
-        return HistorySize(len(self.learned), sum(map(len, self.learned.values())), kept=kept)
+        self._kept |= any(arm.proposer.method is Method.SUFFIX for arm in self.settings.arms.values())
+        return HistorySize(len(self.learned), sum(map(len, self.learned.values())), kept=self._kept)
 
     def learn(self, tenant: str, outputs: Iterable[Sequence[int]], written: int) -> None:
         for output in outputs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,12 +32,16 @@ class Script:
         events: of a completion's stream, each a JSON object or, as text, whatever follows `data: `.
         status: of a completion.
         models: of /v1/models.
+        seconds: that a completion takes.
+        patience: seconds that a connection may be silent; None for any time.
         asked: (path, headers, body) of each request.
     """
 
     events: Sequence[dict[str, Any] | str]
     status: int = 200
     models: Any = field(default_factory=lambda: MODELS)
+    seconds: float = 0.0
+    patience: float | None = None
     asked: list[tuple[str, dict[str, str], dict[str, Any]]] = field(default_factory=list)
 
     @property
@@ -51,6 +56,7 @@ def serving(script: Script) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        timeout = script.patience
 
         def do_GET(self) -> None:
             script.asked.append((self.path, dict(self.headers), {}))
@@ -66,6 +72,7 @@ def serving(script: Script) -> Iterator[str]:
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
+            time.sleep(script.seconds)
             for event in script.events:
                 data = event if isinstance(event, str) else json.dumps(event)
                 self._chunk(f"data: {data}\n\n".encode())

@@ -74,6 +74,15 @@ def test_what_is_stored_is_asked_for_before_and_may_be_remembered() -> None:
     assert first.began < first.arrivals[-1] <= second.began
 
 
+def test_no_connection_waits_for_its_turn_until_the_server_closes_it() -> None:
+    script = Script([text("a"), usage(3), "[DONE]"], seconds=0.2, patience=0.3)
+    job = Job(Workload("agent", tuple("abcd"), at_once=1), tokens=3)
+    with serving(script) as address:
+        run = side(address).run(job)
+    assert [body["prompt"] for body in script.bodies] == list("abcd")
+    assert len(run.streams) == 4
+
+
 def test_sampled_requests_of_a_batch_have_seeds_of_their_own() -> None:
     script = Script([text("a"), usage(3), "[DONE]"])
     job = Job(parse_workload("batch4"), 3, Sampling(0.8, top_p=0.9, seed=5))

@@ -102,7 +102,6 @@ class EngineClient:
         self._on_step = on_step
         self._on_end = on_end
         self._on_history = on_history
-        self._keeps_history = False
         self._outputs = outputs
         self._streams: dict[str, Stream] = {}
         self._child: Child | None = None
@@ -291,9 +290,9 @@ class EngineClient:
         match message:
             case Stepped(record, deltas, failures, running, pages, trouble, graphs, history):
                 self._running, self._pages, self._proposer_trouble = running, pages, trouble
+                begins = history.kept and not self._history.kept
                 self._graphs, self._history = graphs, history
-                if history.kept and not self._keeps_history:
-                    self._keeps_history = True
+                if begins:
                     self._on_history()
                 for delta in deltas:
                     self._hand_over(delta.request_id, delta, last=delta.finish_reason is not None)
@@ -355,7 +354,7 @@ class EngineClient:
         self._short_lives = 0 if healthy else self._short_lives + 1
         delay = min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** max(0, self._short_lives - 1))
         self._running, self._pages, self._proposer_trouble = 0, PageCounts(), None
-        self._graphs, self._history, self._keeps_history = GraphCounts(), HistorySize(), False
+        self._graphs, self._history = GraphCounts(), HistorySize()
         self.unready = f"the engine's process {ending.what}" + (
             "" if ending.lost else ", and is being restarted"
         )

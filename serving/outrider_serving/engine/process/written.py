@@ -8,10 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from outrider_serving.engine.process.protocol import Learn, Learned
-from outrider_serving.suffix.lookup import MAX_MATCH
-
-_AT_ONCE = 2048
-"""Tokens in one message to the engine, which compiled code takes in 0.3 ms."""
+from outrider_serving.suffix.lookup import LESSON_TOKENS, MAX_MATCH
 
 _SHARE = 0.01
 """Of the engine's time, while requests run."""
@@ -86,9 +83,9 @@ def lessons(tenant: str, outputs: Sequence[array[int]], written: int) -> Iterato
     """
     batch, tokens = list[bytes](), 0
     for output in outputs:
-        for at in range(0, max(1, len(output) - MAX_MATCH), _AT_ONCE - MAX_MATCH):
-            piece = output[at : at + _AT_ONCE]
-            if batch and tokens + len(piece) > _AT_ONCE:
+        for at in range(0, max(1, len(output) - MAX_MATCH), LESSON_TOKENS - MAX_MATCH):
+            piece = output[at : at + LESSON_TOKENS]
+            if batch and tokens + len(piece) > LESSON_TOKENS:
                 yield Learn(tenant, tuple(batch), written)
                 batch, tokens = [], 0
             batch.append(piece.tobytes())

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from outrider_serving.suffix.lookup import LESSON_TOKENS
 from outrider_serving.suffix.shared import replies
 from outrider_serving.suffix.shared.cursor import Cursor, Read, format_id, parse_id
 from outrider_serving.suffix.shared.line import Line
 from outrider_serving.suffix.shared.options import MAX_BYTES
 from outrider_serving.suffix.shared.record import Record
 from outrider_serving.suffix.shared.replies import Entry
-
-PORTION_TOKENS = 2048
-"""Delivered together: what an engine is told in one message."""
 
 _LOOKED_BYTES, _LOOKED_ENTRIES = 1 << 20, 2048
 """How much one look for the beginning goes through, which takes Redis some milliseconds."""
@@ -89,11 +87,11 @@ async def following(line: Line, cursor: Cursor, count: int) -> list[Entry]:
 
 
 def portions(read: Sequence[Read]) -> Iterator[Sequence[Read]]:
-    """What is read, in parts that are delivered together: PORTION_TOKENS at most, or one entry."""
+    """What is read, in parts that are delivered together: LESSON_TOKENS at most, or one entry."""
     begin = tokens = 0
     for at, entry in enumerate(read):
         more = entry.record.tokens if isinstance(entry.record, Record) else 0
-        if at > begin and tokens + more > PORTION_TOKENS:
+        if at > begin and tokens + more > LESSON_TOKENS:
             yield read[begin:at]
             begin, tokens = at, 0
         tokens += more
