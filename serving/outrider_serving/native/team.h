@@ -32,7 +32,9 @@ class Team {
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
       arrived_.store(0, std::memory_order_relaxed);
       next_.store(0, std::memory_order_relaxed);
-      phase_.store(phase + 1, std::memory_order_release);
+      // In one order with the look for sleepers in notify_all, which may else come first, see none, and leave one
+      // that went to sleep on the old phase asleep for good.
+      phase_.store(phase + 1, std::memory_order_seq_cst);
       phase_.notify_all();
       return;
     }
