@@ -52,6 +52,11 @@ class Tenancy:
     mode: TenantMode
     gateways: tuple[Network, ...] = ()
 
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Histories that will be asked for, known before anybody has asked."""
+        return ("",) if self.mode is TenantMode.SINGLE else ()
+
     def whose(self, key_tenant: str, peer: str | None, named: str | None) -> Whose:
         """What a request belongs to.
 

@@ -69,7 +69,7 @@ class Process:
         )
         public_socket, *admin_socket = [_listen(options.host, port, flag) for flag, port in sockets.items()]
         port = public_socket.getsockname()[1]
-        sharing = Sharing(options.shared_cache, options.retention)
+        sharing = Sharing(options.shared_cache, options.retention, options.tenancy.known)
         serving = Serving(
             served_name=options.served_name,
             settings=self._settings,

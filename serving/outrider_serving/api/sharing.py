@@ -37,9 +37,16 @@ class Sharing:
     A pod without a shared log learns alone; in both cases what is too old is forgotten.
     """
 
-    def __init__(self, options: LogOptions | None, retention_seconds: int) -> None:
-        """Nothing is shared before `start`; what requests write until then is not."""
+    def __init__(self, options: LogOptions | None, retention_seconds: int, known: Sequence[str] = ()) -> None:
+        """Nothing is shared before `start`; what requests write until then is not.
+
+        Args:
+            options: of the shared log; None for none.
+            retention_seconds: what is older is forgotten.
+            known: histories that are followed before anybody asks for them.
+        """
         self._options = options
+        self._known = known
         self._retention = retention_seconds
         self._log: SharedLog | None = None
         self._engine: EngineClient | None = None
@@ -72,6 +79,8 @@ class Sharing:
             self._log = SharedLog(
                 self._options, identity, vocab_size, engine.learn, engine.purge, self._kept_tokens
             )
+            for history in self._known:
+                self._log.need(history)
             self._spawn(self._log.run())
             await self._log.warmed(warm_seconds)
 
