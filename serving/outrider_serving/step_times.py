@@ -22,16 +22,20 @@ _FORGET_STEPS = 400
 """After so many steps a time is forgotten that was not measured again."""
 
 _DOUBT_STEPS = 100
-"""After so many it is where it was measured only once: it may have been disturbed."""
+"""So many for each time that it was measured, where these are fewer: it may have been disturbed."""
+
+_FADE = 0.99
+"""With each step earlier measurements count less against those of other sizes."""
 
 
 class StepTimes:
     """What a step takes, by the number of tokens in it.
 
-    Sizes are kept in classes a quarter of a power of two wide. Of other sizes it is known that more tokens
-    never take less time, and never more time each; the least time that this allows is what they are taken to
-    need, so that a size which might pay is tried, and then known. Beyond the largest, time grows as it did
-    last.
+    Sizes are kept in classes a quarter of a power of two wide. More tokens never take less time: where means
+    contradict that, neighbours are taken together, each by how much it counts (isotonic regression; Barlow et
+    al. 1972), so that a few steps that were disturbed say little of a size that is measured all the time. Nor
+    do more tokens take more time each. The least time that both allow is what other sizes are taken to need,
+    so that a size which might pay is tried, and then known. Beyond the largest, time grows as it did last.
     """
 
     def __init__(self) -> None:
@@ -53,11 +57,12 @@ class StepTimes:
         known = self._times.get(size)
         self._measured[size] += 1
         if known is None:
-            self._times[size] = _Time(float(tokens), seconds, self._steps)
+            self._times[size] = _Time(float(tokens), seconds, self._steps, 1.0)
         else:
             learn = max(_LEARN, 1 / self._measured[size])
             known.tokens += learn * (tokens - known.tokens)
             known.seconds += learn * (min(seconds, _OUTLIER * known.seconds) - known.seconds)
+            known.weight = known.weight_at(self._steps) + 1.0
             known.step = self._steps
         old = [one for one, time in self._times.items() if self._steps - time.step > self._lasts(one)]
         for one in old:
@@ -66,14 +71,14 @@ class StepTimes:
 
     def _lasts(self, size: int) -> int:
         """For how many steps a time is believed."""
-        return _DOUBT_STEPS if self._measured[size] == 1 else _FORGET_STEPS
+        return min(_DOUBT_STEPS * self._measured[size], _FORGET_STEPS)
 
     def of(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Expected seconds for each number of tokens; all the same where nothing is known."""
         if not self._times:
             return np.ones_like(tokens)
         if self._curve is None:
-            self._curve = _curve(self._times.values())
+            self._curve = _curve(self._times.values(), self._steps)
         sizes, seconds = self._curve
         after = np.searchsorted(sizes, tokens)
         upper = np.minimum(after, len(sizes) - 1)
@@ -89,18 +94,31 @@ class StepTimes:
 
 @dataclass(slots=True)
 class _Time:
-    """A running mean of one class: of sizes, and of what they took; `step` is the latest."""
+    """A running mean of one class: of sizes, and of what they took; `step` is the latest, with a `weight`."""
 
     tokens: float
     seconds: float
     step: int
+    weight: float
+
+    def weight_at(self, step: int) -> float:
+        """How many measurements it counts for."""
+        return self.weight * _FADE ** (step - self.step)
 
 
-def _curve(times: Iterable[_Time]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _curve(times: Iterable[_Time], step: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Sizes, ascending, and seconds: more tokens never take less."""
     ordered = sorted(times, key=lambda time: time.tokens)
-    seconds = np.maximum.accumulate([time.seconds for time in ordered])
-    return np.array([time.tokens for time in ordered]), seconds
+    pools: list[tuple[float, float, int]] = []  # seconds, weight, classes
+    for time in ordered:
+        seconds, weight, classes = time.seconds, time.weight_at(step), 1
+        while pools and pools[-1][0] > seconds:
+            other, more, some = pools.pop()
+            seconds = (seconds * weight + other * more) / (weight + more)
+            weight, classes = weight + more, classes + some
+        pools.append((seconds, weight, classes))
+    fitted = np.repeat([pool[0] for pool in pools], [pool[2] for pool in pools])
+    return np.array([time.tokens for time in ordered]), fitted
 
 
 def _size_class(tokens: int) -> int:

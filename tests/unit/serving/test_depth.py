@@ -203,6 +203,16 @@ def test_a_first_time_that_was_disturbed_does_not_decide_for_long() -> None:
     assert world.step()["0"] == 8
 
 
+@pytest.mark.parametrize("disturbed", [4, 14, 20])
+def test_a_size_that_is_measured_all_the_time_is_known_whatever_its_neighbours_took(disturbed: int) -> None:
+    times, slow = StepTimes(), 0.022 if disturbed < 16 else 0.012
+    for step in range(200):
+        times.observe(16, 0.018)
+        if step in (120, 121):
+            times.observe(disturbed, slow)
+    assert times.of(np.array([16.0]))[0] == pytest.approx(0.018, rel=0.03)
+
+
 @pytest.mark.parametrize("seconds", [lambda _: 0.0, lambda tokens: 0.0 if tokens < 4 else 1e-9])
 def test_steps_that_a_coarse_clock_takes_for_nothing_are_no_error(seconds: Callable[[int], float]) -> None:
     world = World(seconds, [0.9, 0.1, 0.5])
