@@ -285,9 +285,10 @@ class TestRequests:
         kept: list[int | None] = []
         engine = await make(on_history=lambda: kept.append(engine.pid))
         suffix = default_settings(Proposer(method=Method.SUFFIX))
-        for settings in (generation(2), suffix, generation(3), suffix):
+        for number, settings in enumerate((generation(2), suffix, generation(3), suffix)):
             engine.set_settings(settings)
-            await until(lambda settings=settings: engine.history.kept == (settings is suffix))  # type: ignore[misc]
+            await collect(engine, request(str(number), max_tokens=1))
+            assert engine.history.kept == (number > 0)
         assert engine.pid is not None
         assert kept == [engine.pid]
         os.kill(engine.pid, signal.SIGKILL)
