@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,8 +17,6 @@ from xdist.scheduler import LoadScopeScheduling
 # Several processes share the machine's cores: torch's threads would spend their time waiting for each other.
 # Servers that tests start have it from here.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-gc.disable()  # until all tests are collected
 
 LONG = os.environ.get("OUTRIDER_TEST_LONG") == "1"
 
@@ -54,9 +53,14 @@ class _Together(LoadScopeScheduling):
         return next((name for name, files in _TOGETHER.items() if path.startswith(tuple(files))), nodeid)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """What modules define and what tests there are stays; to look for garbage in it was a third of all."""
-    gc.enable()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:

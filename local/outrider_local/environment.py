@@ -9,7 +9,6 @@ import venv
 from pathlib import Path
 
 from outrider_local import kernels
-from outrider_local.kernels import COMPILER
 from outrider_local.report import EXIT_USAGE, ProblemError, Stopwatch, detail, step
 from outrider_local.settings import Settings
 from outrider_local.shell import find, output, succeeds
@@ -24,7 +23,7 @@ def stamp(checkout: Path, python: str = sys.version) -> str:
     """A digest of all that decides what the environment holds."""
     digest = hashlib.sha256()
     files = (checkout / LOCK, checkout / "pyproject.toml", *kernels.sources(checkout))
-    parts = (UV.encode(), python.encode(), repr(find(COMPILER)).encode())
+    parts = (UV.encode(), python.encode(), repr(find(kernels.COMPILER)).encode())
     for part in (*parts, *(file.read_bytes() for file in files)):
         digest.update(hashlib.sha256(part).digest())
     return digest.hexdigest()
@@ -52,16 +51,18 @@ def make(settings: Settings) -> bool:
     if not _same_python(python):
         output(tool, "venv", "--quiet", "--clear", "--python", sys.executable, settings.venv)
     output(tool, "pip", "sync", "--quiet", "--python", python, "--require-hashes", settings.checkout / LOCK)
-    kernels.put_back(settings.checkout, settings.cache)
+    there = kernels.put_back(settings.checkout, settings.cache)
     output(
         tool, "pip", "install", "--quiet", "--python", python, "--no-deps", "--editable", settings.checkout
     )
-    kernels.keep(settings.checkout, settings.cache)
+    if not there:
+        kernels.keep(settings.checkout, settings.cache)
     (settings.venv / _STAMP).write_text(stamp(settings.checkout))
     detail(f"made in {watch}")
-    if find(COMPILER) is None:
+    if find(kernels.COMPILER) is None:
         detail(
-            f"there is no {COMPILER}, so models will run slower on this CPU: install it, and make env again"
+            f"there is no {kernels.COMPILER}, so models will run slower on this CPU: "
+            "install it, and make env again"
         )
     return True
 

@@ -38,16 +38,15 @@ def put_back(checkout: Path, cache: Path) -> bool:
 def keep(checkout: Path, cache: Path) -> None:
     """Copy what was compiled into the cache, where it is not there yet."""
     kept = _folder(checkout, cache)
-    libraries = sorted((checkout / FOLDER).glob("*.so"))
-    if kept is None or kept.exists() or not libraries:
+    files = [*(checkout / FOLDER).glob("*.so*")]  # libraries and their stamps
+    if kept is None or kept.exists() or not files:
         return
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".new-") as partial:
         made = Path(partial) / kept.name
         made.mkdir()
-        for library in libraries:
-            shutil.copy2(library, made)
-            shutil.copy2(library.with_suffix(".so.stamp"), made)
+        for file in files:
+            shutil.copy2(file, made)
         if not kept.exists():  # another checkout may have kept its own meanwhile
             made.rename(kept)
 

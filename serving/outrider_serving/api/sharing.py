@@ -37,7 +37,7 @@ class Sharing:
     A pod without a shared log learns alone; in both cases what is too old is forgotten.
     """
 
-    def __init__(self, options: LogOptions | None, retention_seconds: int, known: Sequence[str] = ()) -> None:
+    def __init__(self, options: LogOptions | None, retention_seconds: int, known: Sequence[str]) -> None:
         """Nothing is shared before `start`; what requests write until then is not.
 
         Args:

@@ -59,6 +59,10 @@ class Output:
         self.failures: tuple[tuple[str, EngineError], ...] = ()
 
 
+def _keeps(settings: PodSettings) -> bool:
+    return any(arm.proposer.method is Method.SUFFIX for arm in settings.arms.values())
+
+
 class ScriptedCore:
     """See the module."""
 
@@ -70,7 +74,7 @@ class ScriptedCore:
         self.learned: dict[str, list[int]] = {}
         self.tended = settings
         self.proposer_trouble: str | None = None
-        self._kept = False
+        self._kept = _keeps(settings)
 
     @property
     def busy(self) -> bool:
@@ -94,7 +98,6 @@ class ScriptedCore:
 
     @property
     def history(self) -> HistorySize:
-        self._kept |= any(arm.proposer.method is Method.SUFFIX for arm in self.settings.arms.values())
         return HistorySize(len(self.learned), sum(map(len, self.learned.values())), kept=self._kept)
 
     def learn(self, tenant: str, outputs: Iterable[Sequence[int]], written: int) -> None:
@@ -109,6 +112,7 @@ class ScriptedCore:
 
     def set_settings(self, settings: PodSettings) -> None:
         self.settings = settings
+        self._kept |= _keeps(settings)
 
     def submit(self, request: Request) -> None:
         match request.prompt[0]:
