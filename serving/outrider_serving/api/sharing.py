@@ -136,9 +136,11 @@ class Sharing:
             self._engine.erase(int(time.time()) - self._retention)
 
     async def _replay(self, log: SharedLog) -> None:
+        """Tell the engine all that is remembered; the one that comes where this one has gone is told anew."""
         assert self._engine is not None
         for tenant, outputs, written, alive in log.replay():
-            await self._engine.learn(tenant, outputs, written, alive)
+            if not await self._engine.learn(tenant, outputs, written, alive):
+                break
 
 
 def model_identity(revision: str, tokenizer: Any) -> str:

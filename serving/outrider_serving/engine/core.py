@@ -228,8 +228,9 @@ class EngineCore:
             self._history.learn(tenant, output, written)
 
     def purge(self, tenant: str) -> None:
-        """Forget what requests of a tenant have written, those that run included."""
+        """Forget what requests of a tenant have written, those that run or wait included."""
         self._history.purge(tenant)
+        self._grammars.purge(tenant)
         for active in self._active.values():
             active.purged |= active.sequence.request.history == tenant
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 
 from outrider_serving.engine.schedule.fairness import check_room
 from outrider_serving.engine.types import DeadlineError, EngineError, Request
@@ -68,6 +69,15 @@ class Grammars:
         for tenant, line in self._lines.items():
             self._lines[tenant] = deque(request for request in line if request.id != request_id)
         self._tidy()
+
+    def purge(self, history: str) -> None:
+        """What requests are going to write that see a history is not to be in it: they are private now."""
+
+        def void(request: Request) -> Request:
+            return replace(request, private=True) if request.history == history else request
+
+        self._under_way = {name: (void(one), matcher) for name, (one, matcher) in self._under_way.items()}
+        self._lines = {tenant: deque(map(void, line)) for tenant, line in self._lines.items()}
 
     def ready(self, patience: float, now: float) -> Iterator[tuple[Request, Outcome]]:
         """Requests whose grammar is compiled, cannot be, or was waited for too long.

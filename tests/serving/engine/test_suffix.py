@@ -12,6 +12,7 @@ from outrider_serving.engine.types import SpeculationOverride
 from outrider_serving.models.loading import LoadedModel
 from outrider_serving.proposers.base import Advanced, Began, Row
 from outrider_serving.proposers.suffix import PIECE, SuffixProposer
+from outrider_serving.sampling.grammar import regex_grammar
 from outrider_serving.sampling.proposal import Proposal
 from outrider_serving.settings import (
     Arm,
@@ -29,6 +30,7 @@ from outrider_serving.suffix.indexes import Indexes, best_indexes, twin_indexes
 from outrider_serving.suffix.lookup import SuffixIndex
 from outrider_serving.suffix.twin import TwinIndex
 from serving.engine.support import Bench, Result, bench, request
+from serving.engine.test_broken import slow_grammars
 from serving.engine.test_greedy import PROMPTS, TOKENS
 
 SUFFIX = Proposer(method=Method.SUFFIX, max_depth=6)
@@ -145,6 +147,26 @@ def test_what_runs_when_its_tenant_is_purged_is_not_remembered(tiny_llama: Loade
     assert engine.core.history.tokens == 0
     ask(engine)
     assert engine.core.history.tokens > 0
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_nor_is_what_waits_for_its_grammar(
+    tiny_llama: LoadedModel, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is compiled already, and only the next step would look, or waits for its turn."""
+    slow_grammars(monkeypatch, 0.02)
+    engine = bench(tiny_llama, SUFFIX)
+    grammar = regex_grammar("[ab]{8,}")
+    wanted = [request(PROMPT, max_tokens=TOKENS, ignore_eos=True, grammar=grammar) for _ in range(6)]
+    results = engine.submit(*wanted)
+    other = engine.submit(request(PROMPT, max_tokens=TOKENS, grammar=grammar, history="other"))
+    for _ in range(steps):
+        engine.step()
+    engine.core.purge("everybody")
+    while not all(result.ended for result in (*results, *other)):
+        engine.step()
+    assert {result.error for result in results} == {None}
+    assert (engine.core.history.tenants, engine.core.history.tokens) == (1, len(other[0].tokens) + 1)
 
 
 def test_what_is_too_old_is_forgotten(tiny_llama: LoadedModel) -> None:

@@ -15,14 +15,15 @@ from serving.suffix.pods import KEYS, Pod, eventually, running, settled, text
 from serving.suffix.redis_server import RedisServer
 
 
-def fill(server: RedisServer, tenant: str, count: int, tokens: int = 12) -> None:
-    """Outputs 0, 1, ... of one writer, each in a record of its own."""
+def fill(server: RedisServer, tenant: str, count: int, tokens: int = 12, hours: int = 0) -> None:
+    """Outputs 0, 1, ... of one writer, each in a record of its own, finished so many hours apart."""
     now = int(1000 * time.time())
     with server.client() as client:
         pipe = client.pipeline()
         for number in range(count):
             [payload] = compress([array("i", text(number, tokens))])
-            raw = seal(payload, origin=b"somebody", number=number + 1, generation=0, created=now)
+            at = now - 3_600_000 * hours * (count - 1 - number)
+            raw = seal(payload, origin=b"somebody", number=number + 1, generation=0, created=at)
             pipe.xadd(KEYS.log(tenant), {"r": raw})
         pipe.execute()
 

@@ -17,6 +17,7 @@ from serving.suffix.pods import (
 )
 from serving.suffix.redis_server import RedisServer, Servers
 from serving.suffix.relay import Relay
+from serving.suffix.test_backlogs import fill
 
 
 @pytest.mark.usefixtures("impatient")
@@ -130,6 +131,8 @@ async def test_down_from_the_start_it_is_tried_with_growing_pauses(
 
 
 async def test_what_is_delivered_while_the_connection_ends_is_delivered_once(server: RedisServer) -> None:
+    """With all that was read with it: of different age, it is delivered one after the other."""
+    fill(server, "a", 3, hours=4)
     gate = asyncio.Event()
     began: list[int] = []
     delivered: list[int] = []
@@ -143,17 +146,16 @@ async def test_what_is_delivered_while_the_connection_ends_is_delivered_once(ser
         writer, reader = Pod(server), Pod(relay.url)
         reader.log._deliver = wait
         async with running(writer, reader):
-            writer.publish(1)
-            await eventually(lambda: began == [1])
+            await eventually(lambda: began == [0])
             relay.to(server.port)
             await eventually(lambda: reader.log.stats.reconnects == 1)
-            writer.publish(2)
+            writer.publish(3)
             await settled(writer)
             await asyncio.sleep(0.6)
-            assert began == [1]
+            assert began == [0]
             gate.set()
-            await eventually(lambda: delivered == [1, 2])
-            assert began == [1, 2]
+            await eventually(lambda: delivered == [0, 1, 2, 3])
+            assert began == [0, 1, 2, 3]
 
 
 async def test_faults_are_told_seldom(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from outrider_serving.suffix.shared.options import LogOptions
 from serving.suffix.pods import KEYS, Pod, eventually, running, settled, stored
 from serving.suffix.redis_server import RedisServer, Servers
 from serving.suffix.relay import Relay
+from serving.suffix.test_backlogs import fill
 
 
 async def purge(server: RedisServer, tenant: str) -> int:
@@ -171,36 +173,41 @@ async def test_dead_records_are_not_delivered(server: RedisServer) -> None:
         assert reader.numbers() == []
 
 
-async def test_text_that_is_delivered_while_it_is_purged_is_purged_after(server: RedisServer) -> None:
+@pytest.mark.parametrize("followed", [True, False], ids=["followed", "let go"])
+async def test_of_text_that_is_purged_while_it_is_delivered_no_more_is(
+    server: RedisServer, followed: bool
+) -> None:
+    """Of different age, what was read together is not delivered together."""
+    fill(server, "a", 3, hours=4)
     writer, reader = Pod(server), Pod(server)
-    gate, waiting = asyncio.Event(), asyncio.Event()
-    calls: list[str] = []
+    gate, began, ended = asyncio.Event(), list[int](), list[bool]()
 
-    async def wait(tenant: str, outputs: object, written: int, alive: object) -> None:
-        waiting.set()
+    async def wait(
+        tenant: str, outputs: tuple[array[int], ...], written: int, alive: Callable[[], bool]
+    ) -> None:
+        began.extend(output[0] for output in outputs)
         await gate.wait()
-        calls.append("delivered")
+        ended.append(alive())
 
-    reader.log._deliver = wait  # type: ignore[assignment]
-    reader.log._on_purge = lambda tenant: calls.append("purged")
+    reader.log._deliver = wait
     async with running(writer, reader):
-        writer.publish(1)
-        await waiting.wait()
+        await eventually(lambda: began == [0])
+        if not followed:
+            del reader.log._state.followed["a"]
         await purge(server, "a")
-        await eventually(lambda: calls == ["purged"])
+        await eventually(lambda: (writer.purged, reader.purged) == (["a"], ["a"]))
         gate.set()
-        await eventually(lambda: calls == ["purged", "delivered", "purged"])
+        writer.publish(9)
+        reader.log.need("a")
+        await eventually(lambda: len(ended) > 1)
+    assert (began, ended) == ([0, 9], [False, True])
 
 
-async def test_text_of_a_purge_that_comes_in_between_is_not_alive(server: RedisServer) -> None:
+async def test_text_of_a_purge_that_comes_in_between_is_not_delivered(server: RedisServer) -> None:
     """Between the reading of a record and its delivery, which a task of its own does."""
     writer, reader = Pod(server), Pod(server)
-    alive: list[bool] = []
-
-    def take(tenant: str, outputs: object, written: int, still: Callable[[], bool]) -> None:
-        alive.append(still())
-
-    reader.log._deliver = take  # type: ignore[assignment]
+    delivered: list[str] = []
+    reader.log._deliver = lambda tenant, *_: delivered.append(tenant)
     receive = reader.log._state.receive
 
     def received(*arguments: Any) -> Any:
@@ -212,9 +219,10 @@ async def test_text_of_a_purge_that_comes_in_between_is_not_alive(server: RedisS
     reader.log._state.receive = received  # type: ignore[method-assign]
     async with running(writer, reader):
         writer.publish(1)
-        await eventually(lambda: alive)
-    assert alive == [False]
-    assert reader.purged[-1] == "a"
+        await eventually(lambda: reader.purged == ["a"])
+        await asyncio.sleep(0.1)
+    assert delivered == []
+    assert reader.log.stats.received_records == 1
 
 
 async def test_what_is_told_again_ends_with_a_purge(server: RedisServer) -> None:

@@ -197,9 +197,9 @@ class EngineClient:
 
     async def learn(
         self, tenant: str, outputs: Sequence[array[int]], written: int, alive: Callable[[], bool]
-    ) -> None:
+    ) -> bool:
         """Tell the engine what requests of a tenant have written elsewhere; see `Teacher.teach`."""
-        await self._teacher.teach(tenant, outputs, written, alive)
+        return await self._teacher.teach(tenant, outputs, written, alive)
 
     def _teach(self, lesson: Learn) -> bool:
         if self._child is None or self.unready is not None:

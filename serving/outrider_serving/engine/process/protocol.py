@@ -173,7 +173,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """To the API: a `Learn` was taken, which took so many seconds."""
+    """To the API: a `Learn` was taken, which took so many seconds of a processor."""
 
     seconds: float
 

@@ -43,10 +43,10 @@ class Teacher:
 
     async def teach(
         self, tenant: str, outputs: Sequence[array[int]], written: int, alive: Callable[[], bool]
-    ) -> None:
-        """Return when all is told, or it is void, or there is no engine: one that comes is told by others.
+    ) -> bool:
+        """Return when all is told, or it is void; False where there is no engine.
 
-        While requests run it takes a hundredth of the engine's time.
+        One that comes is told by others. While requests run it takes a hundredth of the engine's time.
 
         Args:
             tenant: whose it is.
@@ -56,12 +56,23 @@ class Teacher:
         """
         for lesson in lessons(tenant, outputs, written):
             async with self._turn:
-                if not alive() or not self._send(lesson):
-                    return
+                await self._all_taken()
+                if not alive():
+                    break
+                if not self._send(lesson):
+                    return False
                 self._taken = asyncio.get_running_loop().create_future()
-                seconds = await self._taken
+                seconds = await self._all_taken()
                 if self._busy():
                     await asyncio.sleep(seconds * (1 - _SHARE) / _SHARE)
+        return True
+
+    async def _all_taken(self) -> float:
+        """Wait for the lesson that is under way; the seconds that it took.
+
+        Who told it may be cancelled meanwhile: the next one waits for it all the same.
+        """
+        return 0.0 if self._taken is None else await asyncio.shield(self._taken)
 
     def took(self, message: Learned) -> None:
         """The engine has taken a lesson."""

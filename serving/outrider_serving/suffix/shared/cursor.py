@@ -159,17 +159,19 @@ class Cursor:
             self._late[entry] = created
 
     def overdue(self, oldest: int) -> list[int]:
-        """Entries that are noted as finished before `oldest` (ms), once."""
-        due = {entry for entry, created in self._late.items() if created < oldest}
-        if due:
-            kept = deque[tuple[int, int | None]]()
-            for entry, digest in self._places:
-                if entry in due:
-                    self._forget(entry, digest)
-                else:
-                    kept.append((entry, digest))
-            self._places = kept
-        return sorted(due)
+        """Entries that are noted as finished before `oldest` (ms)."""
+        return sorted(entry for entry, created in self._late.items() if created < oldest)
+
+    def removed(self, entries: Iterable[int]) -> None:
+        """Forget entries that are not in the stream any more."""
+        gone = set(entries)
+        kept = deque[tuple[int, int | None]]()
+        for place in self._places:
+            if place[0] in gone:
+                self._forget(*place)
+            else:
+                kept.append(place)
+        self._places = kept
 
     def numbered(self, origin: bytes, number: int) -> None:
         """Note the number of a new record."""

@@ -24,7 +24,7 @@ from outrider_serving.suffix.shared.options import LogOptions
 from outrider_serving.suffix.shared.reading import Reader
 from outrider_serving.suffix.shared.replies import NonsenseError
 from outrider_serving.suffix.shared.session import work
-from outrider_serving.suffix.shared.state import Outputs, State
+from outrider_serving.suffix.shared.state import Outputs, Received, State
 from outrider_serving.suffix.shared.stats import LogStats, Telling, Trouble
 from outrider_serving.suffix.shared.writing import FLUSH_SECONDS
 
@@ -51,7 +51,7 @@ ADMIN_COMMANDS = (*SERVING_COMMANDS, "scan", "memory|usage")
 Alive: TypeAlias = Callable[[], bool]
 """Whether text was not purged meanwhile."""
 
-Deliver: TypeAlias = Callable[[str, Outputs, int, Alive], Awaitable[None] | None]
+Deliver: TypeAlias = Callable[[str, Outputs, int, Alive], Awaitable[object] | None]
 
 
 class SharedLog:
@@ -212,10 +212,10 @@ class SharedLog:
         self._unconnected.begin(kind, error)
         self._telling.fault("the shared log is not connected", kind, error)
 
-    async def _delivered(self, tenant: str, outputs: Outputs, written: int) -> None:
+    async def _delivered(self, tenant: str, received: Received) -> None:
         """Deliver; it goes on where the connection ends meanwhile: what was read is not read again."""
         alive = self._alive(tenant)  # before anything else may run
-        self._delivering = asyncio.ensure_future(self._hand_over(tenant, outputs, written, alive))
+        self._delivering = asyncio.ensure_future(self._hand_over(tenant, received, alive))
         await self._idle()
 
     async def _idle(self) -> None:
@@ -223,17 +223,17 @@ class SharedLog:
         if self._delivering is not None:
             await asyncio.shield(self._delivering)
 
-    async def _hand_over(self, tenant: str, outputs: Outputs, written: int, alive: Alive) -> None:
-        """Where the tenant is purged meanwhile, that is said again."""
-        try:
-            waiting = self._deliver(tenant, outputs, written, alive)
-            if inspect.isawaitable(waiting):
-                await waiting
-        except Exception as error:
-            self._state.counts.skipped["failed"] += 1
-            self._telling.fault("outputs of the shared log could not be delivered", kind_of(error), error)
-        if not alive():
-            self._purged(tenant)
+    async def _hand_over(self, tenant: str, received: Received, alive: Alive) -> None:
+        for outputs, written in received:
+            if not alive():
+                break
+            try:
+                waiting = self._deliver(tenant, outputs, written, alive)
+                if inspect.isawaitable(waiting):
+                    await waiting
+            except Exception as error:
+                self._state.counts.skipped["failed"] += 1
+                self._telling.fault("outputs of the shared log could not be delivered", kind_of(error), error)
 
     def _purged(self, tenant: str) -> None:
         try:

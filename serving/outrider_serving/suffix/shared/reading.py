@@ -14,7 +14,7 @@ from outrider_serving.suffix.shared.cursor import Cursor, Read, format_id, judge
 from outrider_serving.suffix.shared.keys import spell
 from outrider_serving.suffix.shared.line import Line
 from outrider_serving.suffix.shared.replies import Entry
-from outrider_serving.suffix.shared.state import Outputs
+from outrider_serving.suffix.shared.state import Received
 from outrider_serving.suffix.shared.wire import TooLargeError
 
 BLOCK_SECONDS = 0.5
@@ -41,7 +41,7 @@ class Reader:
         self,
         line: Line,
         vocab_size: int,
-        deliver: Callable[[str, Outputs, int], Awaitable[None]],
+        deliver: Callable[[str, Received], Awaitable[None]],
         idle: Callable[[], Awaitable[None]],
         kept_tokens: Callable[[], int],
     ) -> None:
@@ -50,7 +50,8 @@ class Reader:
         Args:
             line: nothing else uses it.
             vocab_size: token ids lie in [0, vocab_size).
-            deliver: is given a tenant, outputs, and when they were written.
+            deliver: is given a tenant, and what was read of it. It delivers it whatever becomes of the one
+                who awaits it, but for what is purged meanwhile.
             idle: waits for what an earlier session delivers still.
             kept_tokens: how many the receiver can keep: what is older is not read of a stream that is new
                 here.
@@ -157,9 +158,9 @@ class Reader:
             if cursor.lap != lap or (taken and time.monotonic() > until):
                 break
             taken += len(portion)
-            for outputs, written in self._line.state.receive(cursor, portion):
-                if cursor.lap == lap:  # else it was purged while the ones before were delivered
-                    await self._deliver(cursor.tenant, outputs, written)
+            # All at once: none of it is new another time.
+            if received := self._line.state.receive(cursor, portion):
+                await self._deliver(cursor.tenant, received)
         return taken
 
     # Refilling a Redis that has lost what it held.

@@ -35,6 +35,9 @@ wrong, and those who read it later would take it for new again."""
 
 Outputs: TypeAlias = "tuple[array[int], ...]"
 
+Received: TypeAlias = "Sequence[tuple[Outputs, int]]"
+"""Outputs that are delivered together, and when the oldest was written, in seconds since the epoch."""
+
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
@@ -226,12 +229,11 @@ class State:
 
     # What is read.
 
-    def receive(self, cursor: Cursor, read: Sequence[Read]) -> list[tuple[Outputs, int]]:
+    def receive(self, cursor: Cursor, read: Sequence[Read]) -> Received:
         """Take entries of a stream in their order.
 
         Returns:
-            Outputs that are to be delivered together, and when the oldest of them was written, in seconds
-            since the epoch; the others came at most a hundredth of the retention later.
+            What is new. Outputs that are together were written within a hundredth of the retention.
         """
         found: dict[int, list[tuple[int, Record]]] = {}
         span, now = max(1000, 10 * self.options.retention_seconds), self.now()

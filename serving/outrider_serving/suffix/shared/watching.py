@@ -170,6 +170,8 @@ class Watch:
                     await self._line.link.call("XDEL", self._line.keys.log(cursor.tenant), *ids)
                 except ResponseError as error:
                     self._line.refused("the shared log cannot be trimmed", error)
+                else:
+                    cursor.removed(due[at : at + 1000])
 
 
 def _parts(pairs: dict[str, int]) -> Iterator[list[tuple[str, int]]]:
