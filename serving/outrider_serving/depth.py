@@ -13,9 +13,9 @@ again, so that neither is given up for good. Tries of such rows may take `PROBES
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,18 +45,24 @@ _GROWTH = 2.0
 """How many times larger than all that are known a step may be."""
 
 
+MAX_KINDS = 1024
+"""Of more, those longest without an outcome are forgotten."""
+
+Kind: TypeAlias = Hashable
+
+
 class Row(NamedTuple):
     """A row that can propose.
 
     Attributes:
         request_id: whose it is.
-        kind: what its proposals come from: rows of a kind learn from each other.
+        kind: what its proposals come from, and whose they are: rows learn from those of their kind alone.
         longest: the deepest proposal of use to it.
         shortest: the least deep one that is of use.
     """
 
     request_id: str
-    kind: str
+    kind: Kind
     longest: int
     shortest: int = 1
 
@@ -72,7 +78,7 @@ class Outcome(NamedTuple):
     """
 
     request_id: str
-    kind: str
+    kind: Kind
     depth: int
     accepted: int
 
@@ -165,7 +171,7 @@ _START = _Estimate(1.0, 0.5, 0.5)
 class _Record:
     """What became of a row's proposals, or of a kind's."""
 
-    kind: str
+    kind: Kind
     fade: float = _FADE
     ready: _Share = field(default_factory=_Share)
     first: _Share = field(default_factory=_Share)
@@ -192,7 +198,7 @@ class MeasuredDepth:
 
     times: StepTimes = field(default_factory=StepTimes)
     _rows: dict[str, _Record] = field(default_factory=dict)
-    _kinds: dict[str, _Record] = field(default_factory=dict)
+    _kinds: dict[Kind, _Record] = field(default_factory=dict)  # the one with the latest outcome is the last
     _credit: float = 0.0
     _rest: int = 0  # steps for which the rows that are known do not propose
 
@@ -235,7 +241,11 @@ class MeasuredDepth:
         for outcome in outcomes:
             if outcome.request_id in self._rows:  # else it has ended
                 self._rows[outcome.request_id].add(outcome)
-            self._kinds.setdefault(outcome.kind, _Record(outcome.kind, _KIND_FADE)).add(outcome)
+            kind = self._kinds.pop(outcome.kind, None) or _Record(outcome.kind, _KIND_FADE)
+            kind.add(outcome)
+            self._kinds[outcome.kind] = kind
+            if len(self._kinds) > MAX_KINDS:
+                del self._kinds[next(iter(self._kinds))]
             if outcome.accepted:
                 self._rest = 0
             elif not outcome.depth:  # a try that cost nothing, and said little
@@ -271,8 +281,9 @@ class MeasuredDepth:
 
     def _estimates(self, rows: Sequence[Row]) -> list[_Estimate]:
         """Of each row, near its kind's where little is known of it."""
-        priors = {kind: record.estimate(_START) for kind, record in self._kinds.items()}
-        return [self._record(row).estimate(priors.get(row.kind, _START)) for row in rows]
+        kinds = {row.kind: self._kinds.get(row.kind) for row in rows}
+        priors = {kind: known.estimate(_START) if known else _START for kind, known in kinds.items()}
+        return [self._record(row).estimate(priors[row.kind]) for row in rows]
 
     def _record(self, row: Row) -> _Record:
         """What is known of a row's proposals of its kind."""

@@ -24,6 +24,10 @@ _FORGET_STEPS = 400
 _DOUBT_STEPS = 100
 """So many for each time that it was measured, where these are fewer: it may have been disturbed."""
 
+_STEEP, _STEEP_STEPS, _TRUST = 1.25, 8, 4
+"""A time of so many times that of the next smaller size is doubted sooner: what disturbs a step makes it
+slower, and it would not be measured again. After 8 steps, and 4 times as many for each time more."""
+
 _FADE = 0.99
 """With each step earlier measurements count less against those of other sizes."""
 
@@ -64,14 +68,24 @@ class StepTimes:
             known.seconds += learn * (min(seconds, _OUTLIER * known.seconds) - known.seconds)
             known.weight = known.weight_at(self._steps) + 1.0
             known.step = self._steps
-        old = [one for one, time in self._times.items() if self._steps - time.step > self._lasts(one)]
-        for one in old:
-            del self._times[one]
+        self._forget()
         self._curve = None
 
-    def _lasts(self, size: int) -> int:
+    def _forget(self) -> None:
+        """Let go what is believed no more."""
+        smaller = math.inf
+        for size in sorted(self._times):
+            time = self._times[size]
+            if self._steps - time.step > self._lasts(size, steep=time.seconds > _STEEP * smaller):
+                del self._times[size]
+            else:
+                smaller = time.seconds
+
+    def _lasts(self, size: int, *, steep: bool) -> int:
         """For how many steps a time is believed."""
-        return min(_DOUBT_STEPS * self._measured[size], _FORGET_STEPS)
+        measured = self._measured[size]
+        lasts = min(_DOUBT_STEPS * measured, _FORGET_STEPS)
+        return min(lasts, _STEEP_STEPS * _TRUST ** (measured - 1)) if steep and measured <= _TRUST else lasts
 
     def of(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Expected seconds for each number of tokens; all the same where nothing is known."""

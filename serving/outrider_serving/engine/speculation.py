@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from outrider_serving import depth
-from outrider_serving.depth import DepthRule, Outcome
+from outrider_serving.depth import DepthRule, Kind, Outcome
 from outrider_serving.engine.residence import Build, Grant, Residence
 from outrider_serving.engine.schedule.sequence import Sequence as Running
 from outrider_serving.engine.target.memory import ProposerMemoryError
@@ -147,7 +147,7 @@ class Speculation:
             self._spans[request_id] = shortest, 0
             silent = residence.proposer is None or residence.sits_out(request_id)
             if longest >= shortest and not silent:
-                rows.append(depth.Row(request_id, residence.name, longest, shortest))
+                rows.append(depth.Row(request_id, _kind(residence, sequence), longest, shortest))
         for request_id, chosen in self._depths.choose(rows, len(self._spans), beginning).items():
             self._spans[request_id] = self._spans[request_id][0], chosen
 
@@ -172,7 +172,7 @@ class Speculation:
         """
         if sequence.request.id not in self._asked:
             return None
-        kind = self._residence_of(sequence, arm).name
+        kind = _kind(self._residence_of(sequence, arm), sequence)
         return Outcome(sequence.request.id, kind, proposal.depth, accepted)
 
     def nodes_wanted(self, sequence: Running, arm: ProposerSettings) -> int:
@@ -326,6 +326,12 @@ def _allowed(sequence: Running, arm: ProposerSettings) -> tuple[int, int]:
     override = sequence.request.speculation.max_depth
     longest = arm.max_depth if override is None else override
     return min(arm.min_depth, longest), min(longest, sequence.remaining - 1)
+
+
+def _kind(residence: Residence, sequence: Running) -> Kind:
+    """Of requests that learn from each other how much is accepted: never from another tenant's history."""
+    request = sequence.request
+    return residence.name, request.labels.workload, request.history
 
 
 def _row(one: Asking, shortest: int, longest: int) -> Row:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from outrider_serving.depth import FullDepth, Outcome
 from outrider_serving.engine.types import SpeculationOverride
 from outrider_serving.models.loading import LoadedModel
 from outrider_serving.proposers.base import Advanced, Began, Row
@@ -102,6 +105,26 @@ def test_no_tenants_text_changes_anothers_proposals(tiny_llama: LoadedModel, wid
         beside.core.learn("c", [prompt * 4], 0)
     assert found == expected
     assert sum(accepted for steps in expected for _, accepted, _ in steps) > 0
+
+
+def test_how_much_is_accepted_is_told_apart_by_tenant_and_workload(tiny_llama: LoadedModel) -> None:
+    """Else another's history would set how deep proposals go, and be known by that."""
+    kinds: list[object] = []
+
+    class Watched(FullDepth):
+        def observe(self, outcomes: Iterable[Outcome], /) -> None:
+            kinds.extend(outcome.kind for outcome in outcomes)
+
+    engine = bench(tiny_llama, SUFFIX, depths=Watched())
+    found = []
+    for history, workload in (("a", "w"), ("b", "w"), (None, "w"), ("a", "v"), ("a", "w")):
+        kinds.clear()
+        wanted = request(PROMPT, max_tokens=TOKENS, ignore_eos=True, history=history)
+        engine.run(replace(wanted, labels=replace(wanted.labels, workload=workload)))
+        (kind,) = set(kinds)
+        found.append(kind)
+    assert found[0] == found[-1]
+    assert len(set(found)) == 4
 
 
 def test_what_others_have_learned_is_proposed(tiny_llama: LoadedModel) -> None:

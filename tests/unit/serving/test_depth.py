@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_serving.depth import PROBES, MeasuredDepth, Outcome, Row
+from outrider_serving.depth import MAX_KINDS, PROBES, MeasuredDepth, Outcome, Row
 from outrider_serving.step_times import StepTimes
 
 KIND = "ngram"
@@ -147,6 +147,17 @@ def test_what_is_known_of_a_kind_of_proposals_says_nothing_of_another() -> None:
     assert world.rule.choose([Row("0", "suffix", 8)], 1)["0"] > 0
 
 
+def test_of_kinds_those_with_the_latest_outcomes_are_known() -> None:
+    rule = MeasuredDepth()
+    for number in range(2 * MAX_KINDS):
+        rule.observe([Outcome("0", ("mine", 0), 8, 8), Outcome("1", ("other", number), 8, 0)])
+    assert len(rule._kinds) == MAX_KINDS
+    for size in (1, 8):
+        rule.time(size, 0.014 + 0.001 * size)
+    known, unknown = (rule.choose([Row("2", kind, 8)], 1)["2"] for kind in (("mine", 0), ("new", 0)))
+    assert known > unknown > 0
+
+
 def test_tries_that_found_nothing_to_propose_hardly_lengthen_the_rest() -> None:
     world = World(memory_bound, [0.0] * 4)
     world.rate(500)
@@ -194,13 +205,29 @@ def test_a_single_slow_step_does_not_decide() -> None:
     assert world.step()["0"] >= before - 2
 
 
-def test_a_first_time_that_was_disturbed_does_not_decide_for_long() -> None:
+@pytest.mark.parametrize("disturbed", [9, 5])
+def test_a_first_time_that_was_disturbed_does_not_decide_for_long(disturbed: int) -> None:
     world = World(flat, [0.98])
-    for tokens in (1, 2, 3, 4, 5, 6, 7, 8):
+    for tokens in range(1, disturbed):
         world.rule.time(tokens, flat(tokens))
-    world.rule.time(9, 2 * flat(9))
-    world.rate(150)
+    world.rule.time(disturbed, 2 * flat(disturbed))
+    assert world.step()["0"] < disturbed - 1
+    world.rate(12)
     assert world.step()["0"] == 8
+
+
+def test_a_step_that_takes_long_indeed_is_hardly_tried_again() -> None:
+    tried: list[int] = []
+
+    def cliff(tokens: int) -> float:
+        tried.append(tokens)
+        return 0.014 if tokens < 6 else 0.05
+
+    world = World(cliff, [0.98])
+    world.rate(400)
+    assert sum(tokens > 5 for tokens in tried) < 8
+    world.rate(400)
+    assert sum(tokens > 5 for tokens in tried) < 10
 
 
 @pytest.mark.parametrize("disturbed", [4, 14, 20])
