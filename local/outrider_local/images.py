@@ -58,13 +58,25 @@ def provide(settings: Settings) -> References:
         present = _present(settings)
         for role, image in images.items():
             if references[role] not in present:
-                _import(settings, image, references[role], Path(folder) / f"{role}.tar")
+                give(settings, image, references[role], Path(folder) / f"{role}.tar")
     return References(references["operator"], references["serving"])
 
 
 def reference(role: str, image: Image) -> str:
     """The name of an image: local, and tagged with a digest of its content."""
     return f"localhost/outrider-{role}:{image.digest.partition(':')[2][:12]}"
+
+
+def give(settings: Settings, image: Image, name: str, archive: Path) -> None:
+    """Give the node an image under that name; the archive is a file that is written for it, and removed."""
+    watch = Stopwatch()
+    ociimage.write_archive(image, name, archive)
+    if privileges.is_root():
+        node.import_image(settings, archive)
+    else:
+        privileges.rerun(settings, ["node", "import", str(archive)])
+    archive.unlink()
+    detail(f"{name} given to the node in {watch}")
 
 
 def _image(settings: Settings, role: str, minor: str, layers: tuple[Layer, ...]) -> Image:
@@ -156,14 +168,3 @@ def _present(settings: Settings) -> set[str]:
     if privileges.is_root():
         return node.images(settings)
     return set(privileges.rerun(settings, ["node", "images"], capture=True).split())
-
-
-def _import(settings: Settings, image: Image, name: str, archive: Path) -> None:
-    watch = Stopwatch()
-    ociimage.write_archive(image, name, archive)
-    if privileges.is_root():
-        node.import_image(settings, archive)
-    else:
-        privileges.rerun(settings, ["node", "import", str(archive)])
-    archive.unlink()
-    detail(f"{name} given to the node in {watch}")

@@ -75,13 +75,12 @@ def entries(python: Interpreter) -> Iterator[Entry]:
     files = list(_standard_library(python))
     tools = {f"usr/bin/{tool}": _real(path) for tool in TOOLS if (path := find(tool))}
     compiled = [path for path in files if ".so" in path.name and not path.is_symlink()]
-    for link, target in _MERGED.items():
-        yield Entry(link, link=target)
+    yield from merged_folders()
     for file in (*files, python.executable):
         yield _entry(file, str(file))
     for name, program in tools.items():
         yield Entry(name, source=program, mode=0o755)
-    yield from _libraries([python.executable, *tools.values(), *compiled])
+    yield from libraries([python.executable, *tools.values(), *compiled])
     for extra in _EXTRAS:
         yield from _tree(Path(extra))
     yield Entry("usr/bin/python3", link=str(python.executable))
@@ -113,7 +112,13 @@ def _entry(path: Path, target: str) -> Entry:
     return Entry(target, source=path, mode=0o755 if executable else 0o644)
 
 
-def _libraries(programs: list[Path]) -> Iterator[Entry]:
+def merged_folders() -> Iterator[Entry]:
+    """The links into /usr, which come before anything that lies behind them."""
+    for link, target in _MERGED.items():
+        yield Entry(link, link=target)
+
+
+def libraries(programs: list[Path]) -> Iterator[Entry]:
     """The libraries of programs, and the loader itself.
 
     Every library also appears beside the C library, the one folder that any loader

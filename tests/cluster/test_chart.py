@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cluster import audit
+from cluster import audit, trialredis
 from cluster.operated import PACKAGE, Object, eventually
 from cluster_fixture import LocalCluster
 from outrider_local import release
@@ -323,8 +323,13 @@ class TestRefused:
 class TestUninstall:
     def test_models_and_what_serves_them_stay(self, bare: LocalCluster) -> None:
         helm, models = Helm(bare, "chart-uninstall"), make_namespace(bare, "chart-models")
-        helm.upgrade()
+        trial = ("redis.enabled=true", f"redis.image={trialredis.redis_image(bare)}")
+        helm.upgrade(*trial)
         model, other = Model(bare, models), Model(bare, models, "other")
+        password = trialredis.take_password(bare, helm.notes(), models)
+        trialredis.assert_it_serves(bare, helm.namespace, password)
+        helm.upgrade(*trial)
+        assert trialredis.password(bare, helm.namespace) == password
         for each in (model, other):
             each.await_operated()
         uid, children = model.uid, model.children()
