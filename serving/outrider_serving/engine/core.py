@@ -36,6 +36,7 @@ from outrider_serving.settings import OTHER_WORKLOAD, PodSettings
 from outrider_serving.suffix.history import History
 from outrider_serving.suffix.indexes import best_indexes
 from outrider_serving.suffix.lookup import HistorySize
+from outrider_serving.suffix.pieces import Coming
 
 Draws = Callable[[Request], tuple[Randomness, Randomness]]
 """Makes a request's two sources: what verification draws from, and what proposals are drawn from."""
@@ -83,6 +84,7 @@ class EngineCore:
         self._grammars = Grammars(loaded, limits.max_waiting)
         self._clock = clock
         self._history = History(best_indexes())
+        self._coming = Coming(self._history)
         model, slots = loaded.model, limits.pages * limits.page_size
         self._scheduler = Scheduler(limits)
         self._reserve = Reserve(proposer_bytes)
@@ -116,6 +118,8 @@ class EngineCore:
     @property
     def tend_in(self) -> float | None:
         """Seconds until `tend` may have something to do; None where it has nothing more to do."""
+        if self._coming:
+            return 0.0
         due = self._speculation.due_in(self._settings)
         if self._history.indexes.leaving():  # how much that is, is to be told until it is nothing
             return _LEAVING_SECONDS if due is None else min(due, _LEAVING_SECONDS)
@@ -207,14 +211,16 @@ class EngineCore:
             *output.cancelled,
         ]:
             self._learn(self._active.pop(request_id, None))
+        self._coming.go_on()
         return replace(output, failures=(*refused, *output.failures))
 
     def tend(self) -> None:
-        """Load and close proposers as the settings in force want it, and try again what has failed.
+        """Load and close proposers as the settings want it, try again what has failed, and go on remembering.
 
         Every step does so as well: this is for the time in which there is none.
         """
         self._stepper.prepare(self._settings, self._active)
+        self._coming.go_on()
 
     def learn(self, tenant: str, outputs: Iterable[Sequence[int]], written: int) -> None:
         """Remember what requests of a tenant have written elsewhere; it may be proposed from now on.
@@ -230,6 +236,7 @@ class EngineCore:
     def purge(self, tenant: str) -> None:
         """Forget what requests of a tenant have written, those that run or wait included."""
         self._history.purge(tenant)
+        self._coming.purge(tenant)
         self._grammars.purge(tenant)
         for active in self._active.values():
             active.purged |= active.sequence.request.history == tenant
@@ -237,6 +244,7 @@ class EngineCore:
     def erase(self, before: int) -> None:
         """Forget what requests had written before, in seconds since the epoch."""
         self._history.erase(before)
+        self._coming.erase(before)
 
     def close(self) -> None:
         """Give everything back."""
@@ -265,12 +273,12 @@ class EngineCore:
                 raise error
 
     def _learn(self, ended: Active | None) -> None:
-        """Remember what a request has written, if it may be."""
+        """Let what a request has written be remembered, if it may be."""
         if ended is None or ended.purged:
             return
         sequence, request = ended.sequence, ended.sequence.request
         if request.history is not None and not request.private:
-            self._history.learn(request.history, sequence.tokens[len(request.prompt) :], _now())
+            self._coming.put(request.history, sequence.tokens[len(request.prompt) :], _now())
 
     def _check(self, request: Request) -> None:
         prompt, limit = request.prompt, self._loaded.context_length

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from outrider_serving.engine.process.protocol import Learn, Learned
-from outrider_serving.suffix.lookup import LESSON_TOKENS, MAX_MATCH
+from outrider_serving.suffix.lookup import LESSON_TOKENS
+from outrider_serving.suffix.pieces import pieces
 
 _SHARE = 0.01
 """Of the engine's time, while requests run."""
@@ -88,14 +89,10 @@ class Teacher:
 
 
 def lessons(tenant: str, outputs: Sequence[array[int]], written: int) -> Iterator[Learn]:
-    """The messages that tell an engine of outputs, none of them long; see `Teacher.teach`.
-
-    The next part of a long output begins with as many tokens as a match has at most, so that matches go on.
-    """
+    """The messages that tell an engine of outputs, none of them long; see `Teacher.teach`."""
     batch, tokens = list[bytes](), 0
     for output in outputs:
-        for at in range(0, max(1, len(output) - MAX_MATCH), LESSON_TOKENS - MAX_MATCH):
-            piece = output[at : at + LESSON_TOKENS]
+        for piece in pieces(output):
             if batch and tokens + len(piece) > LESSON_TOKENS:
                 yield Learn(tenant, tuple(batch), written)
                 batch, tokens = [], 0
