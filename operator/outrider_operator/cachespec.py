@@ -34,17 +34,18 @@ _NO_URL: Final = (
 
 
 def _url(text: str) -> str:
-    """A URL that pods understand; what is said of another one repeats nothing of it."""
+    """A URL that pods understand; another one is repeated only where no part of it may be a secret."""
     if "@" in text:
         raise ValueError(_SECRET_IN_URL)
+    came = "" if re.search("[?#%]", text) else f" (it is {text!r})"
     if not re.fullmatch(_URL, text):
-        raise ValueError(_NO_URL)
+        raise ValueError(_NO_URL + came)
     address = re.search(r"\[(.*)\]", text)
     if address is not None:
         try:
             IPv6Address(address[1])
         except ValueError as error:
-            raise ValueError(f"{_NO_URL}; {error}") from error
+            raise ValueError(f"{_NO_URL}{came}: {error}") from error
     return text
 
 
@@ -229,14 +230,14 @@ class SharedCache(Contract):
                 if value is not None:
                     raise ValueError(_needs_url(field))
         elif self.ca_secret_ref is not None and not self.url.startswith("rediss"):
-            raise ValueError(_CA_WITHOUT_TLS)
+            raise ValueError(f"{_CA_WITHOUT_TLS} (it is {self.url.partition(':')[0]}://)")
         return self
 
     @model_validator(mode="after")
     def _gateways(self) -> Self:
         gateways = self.trusted_gateways or []
-        if len(gateways) != len(set(gateways)):
-            raise ValueError("trustedGateways must be distinct")
+        if twice := sorted({network for network in gateways if gateways.count(network) > 1}):
+            raise ValueError(f"trustedGateways must be distinct (more than once: {', '.join(twice)})")
         if self.tenant_mode is TenantMode.HEADER and not gateways:
             raise ValueError(_HEADER_WITHOUT_GATEWAYS)
         if self.tenant_mode is not TenantMode.HEADER and gateways:

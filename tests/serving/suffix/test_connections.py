@@ -71,6 +71,29 @@ async def test_without_info_each_connection_reads_again_and_nothing_comes_twice(
         await eventually(lambda: pod.numbers() == [1, 2])
 
 
+async def test_a_right_to_read_that_is_missing_is_told_while_it_is(
+    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although each connection looks before it fails, and no pause is as long as trouble must last."""
+    monkeypatch.setattr("outrider_serving.suffix.shared.stats.TROUBLE_SECONDS", 0.4)
+    monkeypatch.setattr("outrider_serving.suffix.shared.line.LONGEST_BACKOFF", 0.2)
+    add_user(server, "pod", "word", *(set(SERVING_COMMANDS) - {"xread"}))
+    pod = Pod(server, auth=secret(tmp_path / "auth", username="pod", password="word"))
+    async with running(pod):
+        await eventually(lambda: pod.log.trouble, 3.0)
+        words, connections = pod.log.trouble, pod.log.stats.reconnects
+        assert words is not None
+        assert words.startswith("noperm: ")
+        assert "'xread'" in words
+        while pod.log.stats.reconnects < connections + 3:
+            assert pod.log.trouble == words
+            await asyncio.sleep(0)
+        with server.client() as client:
+            client.execute_command("ACL", "SETUSER", "pod", "+xread")
+        await eventually(lambda: pod.log.trouble is None, 3.0)
+        assert pod.log.stats.connected
+
+
 async def test_certificates_of_another_authority_are_refused(
     some: Servers, certificates: Certificates
 ) -> None:
@@ -145,7 +168,7 @@ async def test_a_wrong_password_is_told_and_the_right_one_is_read_when_it_comes(
         assert pod.log.trouble == "auth: invalid username-password pair or user is disabled."
         secret(auth, password="right\n")
         await pod.connected()
-        assert pod.log.trouble is None
+        await eventually(lambda: pod.log.trouble is None)
         await settled(pod)
         assert pod.log.stats.published_records == 1
         with server.client(password="right") as client:

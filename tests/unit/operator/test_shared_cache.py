@@ -37,6 +37,7 @@ NEED_URL = {
 }
 SECRET_IN_URL = "put them into a Secret, as username and password, and name that in authSecretRef"
 FORMS = "the url must be redis://host:port/database, redis-sentinel://host:port,host:port/service/database or"
+TLS = "with rediss in place of redis for TLS"
 SIZE = "size must be an amount of bytes from 16Ki to 1Ti, such as 64Mi"
 NO_NETWORK = "trustedGateways must be networks, such as 10.1.0.0/16, or addresses"
 APART = "sharedCache.url and sharedCache.retention do nothing where each request sees only its own text: set"
@@ -48,21 +49,25 @@ REFUSED: list[tuple[Object, str]] = [
     (LOCAL | {"url": "redis://:hunter2@redis"}, SECRET_IN_URL),
     (LOCAL | {"url": "redis://redis?password=hunter2"}, FORMS),
     (LOCAL | {"url": "redis://redis#hunter2"}, FORMS),
-    (LOCAL | {"url": "http://redis"}, FORMS),
+    (LOCAL | {"url": "redis://:hunter2%40redis"}, FORMS),
+    (
+        LOCAL | {"url": "http://redis"},
+        f"{FORMS} redis-cluster://host:port,host:port, {TLS} (it is 'http://redis')",
+    ),
     (LOCAL | {"url": "redis:6379"}, FORMS),
     (LOCAL | {"url": "redis://"}, FORMS),
     (LOCAL | {"url": "redis://redis:0"}, FORMS),
     (LOCAL | {"url": "redis://redis:65536"}, FORMS),
     (LOCAL | {"url": "redis://redis/zero"}, FORMS),
     (LOCAL | {"url": "redis://a,b"}, FORMS),
-    (LOCAL | {"url": "redis://[1:2]"}, "At least 3 parts expected"),
+    (LOCAL | {"url": "redis://[1:2]"}, "(it is 'redis://[1:2]'): At least 3 parts expected"),
     (LOCAL | {"url": "redis://redis\n"}, FORMS),
     (LOCAL | {"url": "redis-sentinel://a,b"}, FORMS),
     (LOCAL | {"url": "redis-cluster://a,b/1"}, FORMS),
     (LOCAL | {"url": "redis://" + "a" * 505}, "at most 512 characters"),
     (
         LOCAL | {"caSecretRef": {"name": "s"}},
-        "caSecretRef is for a url of TLS: rediss://, rediss-sentinel://",
+        "caSecretRef is for a url of TLS: rediss://, rediss-sentinel:// or rediss-cluster:// (it is redis://)",
     ),
     (LOCAL | {"keyPrefix": "a*"}, "should match pattern"),
     (LOCAL | {"keyPrefix": ""}, "at least 1 character"),
@@ -80,7 +85,10 @@ REFUSED: list[tuple[Object, str]] = [
     (HEADER, "tenantMode header needs trustedGateways"),
     (HEADER | {"trustedGateways": []}, "at least 1 item"),
     (HEADER | {"trustedGateways": [f"10.0.0.{n}" for n in range(17)]}, "at most 16 items"),
-    (HEADER | {"trustedGateways": ["10.0.0.1", "10.0.0.1"]}, "trustedGateways must be distinct"),
+    (
+        HEADER | {"trustedGateways": ["10.0.0.2", "10.0.0.1", "10.0.0.1"]},
+        "trustedGateways must be distinct (more than once: 10.0.0.1)",
+    ),
     (HEADER | {"trustedGateways": ["10.1"]}, NO_NETWORK),
     (HEADER | {"trustedGateways": ["gateway.example"]}, NO_NETWORK),
     (HEADER | {"trustedGateways": ["10.0.0.0/255.0.0.0"]}, f"{NO_NETWORK} (it is 10.0.0.0/255.0.0.0)"),

@@ -113,6 +113,11 @@ REFUSED: list[tuple[str, object, str]] = [
     ("engine.volumes", [VOLUME, VOLUME | {"name": "w"}], "mountPaths must be distinct"),
     ("engine.volumes", [VOLUME, VOLUME | {"mountPath": "/w"}], "volume names must be distinct"),
     ("engine.env", [{"name": "A"}, {"name": "A"}], "env names must be distinct"),
+    (
+        "proposer.suffix",
+        {"scopes": ["history", "history"]},
+        "scopes must be distinct (more than once: history)",
+    ),
     ("engine.env", [{"name": "1A"}], "should match pattern"),
     ("engine.env", [{"name": "A", "value": "x", "valueFrom": SECRET}], "value or valueFrom, not both"),
     ("engine.env", [{"name": "A", "valueFrom": {}}], "exactly one of secretKeyRef and configMapKeyRef"),

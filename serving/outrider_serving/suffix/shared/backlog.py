@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from outrider_serving.suffix.lookup import LESSON_TOKENS
 from outrider_serving.suffix.shared import replies
-from outrider_serving.suffix.shared.cursor import Cursor, Read, format_id, parse_id
+from outrider_serving.suffix.shared.cursor import Cursor, Read, format_id
 from outrider_serving.suffix.shared.line import Line
 from outrider_serving.suffix.shared.options import MAX_BYTES
 from outrider_serving.suffix.shared.record import Record
@@ -68,7 +68,7 @@ async def begin(line: Line, cursor: Cursor, tokens: int) -> None:
         ended = bool(replies.number(last))
         if replies.number(more) < 1:
             break
-        first = parse_id(replies.text(entry))
+        first = replies.entry_id(entry)
         newest = f"({format_id(first)}"
         entries += replies.number(more)
         tokens -= replies.number(found)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from outrider_serving import flagvalues
 from outrider_serving.suffix.shared import keys
 from outrider_serving.suffix.shared.options import (
     FORMS,
@@ -51,9 +52,9 @@ def add_parser(commands: Any) -> None:
         if name == "import":
             add("--from", dest="source", type=Path, metavar="FILE", help="instead of standard input")
         seconds = f"seconds that text is kept, by default as pods told Redis, else {RETENTION_SECONDS}"
-        add("--retention-seconds", type=int, metavar="N", help=seconds)
-        size = "bytes that a tenant's stream may have, as the pods have it (%(default)s)"
-        add("--retention-bytes", type=int, default=RETENTION_BYTES, metavar="N", help=size)
+        add("--retention", type=flagvalues.count, metavar="SECONDS", help=seconds)
+        size = f"how much of a tenant is kept, as the pods have it; {RETENTION_BYTES >> 20}Mi by default"
+        add("--retention-size", type=flagvalues.size, default=RETENTION_BYTES, metavar="BYTES", help=size)
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -84,7 +85,7 @@ def _options(chosen: argparse.Namespace) -> LogOptions:
             raise InputError("--all says all tenants, and --tenant says one: give one of them")
         if chosen.action != "stats" and chosen.tenant is None and not chosen.all:
             raise InputError("--tenant or --all must say whose text")
-    seconds = chosen.retention_seconds
+    seconds = chosen.retention
     try:
         return LogOptions(
             url=chosen.url,
@@ -92,8 +93,12 @@ def _options(chosen: argparse.Namespace) -> LogOptions:
             ca=chosen.ca,
             prefix=chosen.prefix,
             retention_seconds=RETENTION_SECONDS if seconds is None else seconds,
-            retention_bytes=chosen.retention_bytes,
+            retention_bytes=chosen.retention_size,
         )
     except ValueError as error:
         field, _, what = str(error).partition(": ")
-        raise InputError(f"--{field.replace('_', '-')}: {what}") from error
+        raise InputError(f"{_FLAGS.get(field, f'--{field}')}: {what}") from error
+
+
+_FLAGS = {"retention_seconds": "--retention", "retention_bytes": "--retention-size"}
+"""By field of `LogOptions`, of those that have another name there."""

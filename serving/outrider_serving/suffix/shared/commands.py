@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import IO
+from typing import IO, Any
 
 from redis.exceptions import RedisError
 
@@ -28,6 +28,7 @@ MAX_LINE = 64 << 20
 
 _TOGETHER = 1000  # lines that are imported at a time
 _NAMED = 20  # prefixes, of more not all
+_REPEATED = 80  # characters of what is wrong
 
 
 def run(chosen: argparse.Namespace, options: LogOptions) -> int:
@@ -47,7 +48,7 @@ async def _admin(chosen: argparse.Namespace, options: LogOptions, identity: str)
     keys = Keys(options.prefix, identity)
     async with connected(options, keys.tenants) as link:
         told = await Admin(link, keys, options).retention()
-        if chosen.retention_seconds is None and told is not None:
+        if chosen.retention is None and told is not None:
             options = replace(options, retention_seconds=told)
         yield Admin(link, keys, options)
 
@@ -68,7 +69,7 @@ async def _identities(chosen: argparse.Namespace, options: LogOptions) -> list[s
         those = f"; there are {others}" if others else ", and no other begins so"
         raise InputError(f"--prefix {options.prefix!r}: no model has it{those}")
     if chosen.identity and chosen.identity not in here:
-        raise InputError(f"--identity must be one of {', '.join(here)}")
+        raise InputError(f"--identity {chosen.identity} must be one of {', '.join(here)}")
     if others:
         _note(chosen, f"only for --prefix {options.prefix!r}; there are also {others}")
     return [chosen.identity] if chosen.identity else here
@@ -77,7 +78,7 @@ async def _identities(chosen: argparse.Namespace, options: LogOptions) -> list[s
 async def _one_identity(chosen: argparse.Namespace, options: LogOptions) -> str:
     found = await _identities(chosen, options)
     if len(found) != 1:
-        raise InputError(f"--identity must be one of {', '.join(found)}")
+        raise InputError(f"--identity was not given: it must be one of {', '.join(found)}")
     return found[0]
 
 
@@ -192,12 +193,9 @@ def _texts(lines: IO[bytes]) -> Iterator[Text]:
     for number, line in enumerate(_bounded(lines), start=1):
         if line.strip():
             try:
-                yield _text(json.loads(line.decode()))
-            except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-                raise InputError(
-                    f"line {number} must be a JSON object with tenant ({names.TENANT_RULE}), generation and "
-                    "created (integers from 0 to 2**53) and tokens (at least 1 integer from 0 to 2**31 - 1)"
-                ) from error
+                yield _text(_object(line))
+            except ValueError as error:
+                raise InputError(f"line {number}: {error}") from error
 
 
 def _bounded(lines: IO[bytes]) -> Iterable[bytes]:
@@ -205,21 +203,63 @@ def _bounded(lines: IO[bytes]) -> Iterable[bytes]:
         yield line
 
 
-def _text(value: dict[str, object]) -> Text:
-    tenant, generation, created = value["tenant"], value["generation"], value["created"]
-    tokens = value["tokens"]
-    if not (isinstance(tenant, str) and names.is_tenant(tenant) and isinstance(tokens, list) and tokens):
-        raise ValueError("tenant or tokens")
-    numbers = array("i", tokens)
-    if min(numbers) < 0:
-        raise ValueError("tokens")
-    return Text(tenant, _count(generation), _count(created), numbers)
-
-
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 2**53:
-        raise ValueError("generation or created")
+def _object(line: bytes) -> dict[str, object]:
+    try:
+        value = json.loads(line.decode())
+    except (ValueError, RecursionError) as error:
+        raise _no_object(line) from error
+    if not isinstance(value, dict):
+        raise _no_object(line)
     return value
+
+
+def _no_object(line: bytes) -> ValueError:
+    began = line[:_REPEATED].strip().decode(errors="replace")
+    return _bad("it", "a JSON object with tenant, generation, created and tokens", began)
+
+
+def _text(value: dict[str, object]) -> Text:
+    tenant, tokens = value.get("tenant"), value.get("tokens")
+    if not (isinstance(tenant, str) and names.is_tenant(tenant)):
+        raise _bad("tenant", names.TENANT_RULE, tenant)
+    if not (isinstance(tokens, list) and tokens):
+        raise _bad("tokens", "at least 1 integer", tokens)
+    return Text(tenant, _count(value, "generation"), _count(value, "created"), _ids(tokens))
+
+
+def _count(value: dict[str, object], field: str) -> int:
+    count = value.get(field)
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= 2**53:
+        raise _bad(field, "an integer from 0 to 2**53", count)
+    return count
+
+
+def _ids(tokens: list[Any]) -> array[int]:
+    try:
+        ids = array("i", tokens)
+    except (TypeError, OverflowError):
+        ids = array("i")
+    if not ids or min(ids) < 0:
+        at, first = next(
+            (at, one) for at, one in enumerate(tokens) if not isinstance(one, int) or not 0 <= one < 2**31
+        )
+        raise _bad(f"tokens[{at}]", "an integer from 0 to 2**31 - 1", first)
+    return ids
+
+
+def _bad(field: str, allowed: str, came: object) -> ValueError:
+    """A field of a line is not what is allowed; of what came, which may be text, little is repeated."""
+    match came:
+        case None:
+            said = "nothing"
+        case [_, *_]:
+            said = "an array"
+        case dict():
+            said = "an object"
+        case _:
+            said = json.dumps(came)
+    more = "..." if len(said) > _REPEATED else ""
+    return ValueError(f"{field} must be {allowed}, not {said[:_REPEATED]}{more}")
 
 
 async def _purge(chosen: argparse.Namespace, options: LogOptions) -> None:

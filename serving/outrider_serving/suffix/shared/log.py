@@ -196,11 +196,12 @@ class SharedLog:
                 needed=self._needed,
                 warm=self._warm,
                 connected=self._connected,
+                well=self._unconnected.end,
             )
 
     def _connected(self) -> None:
+        # Trouble may last all the same: that ends with the first reading.
         self._state.connected = True
-        self._unconnected.end()
         self._state.counts.connections += 1
         self._telling.good("the shared log is connected")
 

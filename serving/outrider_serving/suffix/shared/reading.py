@@ -62,10 +62,12 @@ class Reader:
         self._idle = idle
         self._kept_tokens = kept_tokens
 
-    async def run(self, hottest: list[str], needed: asyncio.Event, warm: asyncio.Event) -> None:
+    async def run(
+        self, hottest: list[str], needed: asyncio.Event, warm: asyncio.Event, well: Callable[[], None]
+    ) -> None:
         """Read on for ever, and fill up what was lost; the `hottest` first, after which `warm` is set.
 
-        `needed` is set when another tenant is to be followed.
+        `needed` is set when another tenant is to be followed. `well` is called after each turn that worked.
         """
         state = self._line.state
         hottest.reverse()
@@ -91,6 +93,7 @@ class Reader:
             ends = [cursor.ended_at for cursor in followed]
             if None not in ends:
                 state.caught_up_at = min(filter(None, ends), default=time.monotonic())
+            well()
 
     async def _read_news(self, cursors: list[Cursor], *, block: bool) -> None:
         """Read on in streams that were read to their end; where nothing is there and `block`, wait for it."""

@@ -9,7 +9,7 @@ from outrider_serving.suffix.shared.cursor import parse_id
 
 
 class NonsenseError(Exception):
-    """An answer that Redis does not give to this command."""
+    """An answer that Redis does not give to this command. The message repeats none of it: it may be text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +38,50 @@ Entry = tuple[int, bytes | None]
 """Id and record of an entry; None where its fields are not ours."""
 
 
+def _other(expected: str, reply: object) -> NonsenseError:
+    """Something else than was expected came: its kind and length tell nobody's text."""
+    match reply:
+        case None:
+            came = "nothing"
+        case list():
+            came = f"an array of {len(reply)}"
+        case bytes():
+            came = f"a text of {len(reply)} bytes"
+        case int():
+            came = "a number"
+        case _:
+            came = "an error"
+    return NonsenseError(f"{expected} was expected, and {came} came")
+
+
 def number(reply: object) -> int:
     """An integer, as one or as text."""
     try:
         return int(reply)  # type: ignore[call-overload,no-any-return]
     except (TypeError, ValueError) as error:
-        raise NonsenseError("this is no number") from error
+        raise _other("a number", reply) from error
 
 
 def items(reply: object, count: int | None = None) -> list[object]:
     """An array, of `count` items where that is told."""
     if not isinstance(reply, list) or (count is not None and len(reply) != count):
-        raise NonsenseError("this is no such array")
+        raise _other("an array" if count is None else f"an array of {count}", reply)
     return reply
 
 
 def text(reply: object) -> bytes:
     """A text."""
     if not isinstance(reply, bytes):
-        raise NonsenseError("this is no text")
+        raise _other("a text", reply)
     return reply
+
+
+def entry_id(reply: object) -> int:
+    """An entry's id."""
+    try:
+        return parse_id(text(reply))
+    except ValueError as error:
+        raise _other("an entry's id", reply) from error
 
 
 def looked(reply: object, logs: int) -> Looked:
@@ -67,7 +91,7 @@ def looked(reply: object, logs: int) -> Looked:
         number(now),
         text(epoch).decode("ascii", "replace")[:64],
         text(version)[:64],
-        tuple(Extent(number(n), _id(first), _id(last)) for n, first, last in _rows(extents, logs)),
+        tuple(Extent(number(n), entry_id(first), entry_id(last)) for n, first, last in _rows(extents, logs)),
     )
 
 
@@ -75,7 +99,7 @@ def tombstones(reply: object) -> dict[str, int]:
     """Names and values of a hash; those of what is no tenant are left out."""
     flat = items(reply)
     if len(flat) % 2:
-        raise NonsenseError("there is a name without its value")
+        raise _other("an array of names and values", reply)
     found: dict[str, int] = {}
     for name, purge in zip(flat[::2], flat[1::2], strict=True):
         tenant = keys.read(text(name))
@@ -92,13 +116,6 @@ def clock(reply: object) -> int:
 
 def _rows(extents: object, logs: int) -> list[list[object]]:
     return [items(row, 3) for row in items(extents, logs)]
-
-
-def _id(reply: object) -> int:
-    try:
-        return parse_id(text(reply))
-    except ValueError as error:
-        raise NonsenseError("this is no entry's id") from error
 
 
 def streams(reply: object) -> dict[bytes, list[Entry]]:
@@ -120,8 +137,8 @@ def entries(reply: object) -> list[Entry]:
 def _entry(entry: object, fields: object) -> Entry:
     # Fields of an entry that was deleted while it was read are nil.
     if isinstance(fields, list) and len(fields) == 2 and fields[0] == b"r":
-        return _id(entry), text(fields[1])
-    return _id(entry), None
+        return entry_id(entry), text(fields[1])
+    return entry_id(entry), None
 
 
 def written(reply: object) -> tuple[int, int]:

@@ -23,6 +23,7 @@ async def work(
     needed: asyncio.Event,
     warm: asyncio.Event,
     connected: Callable[[], None],
+    well: Callable[[], None],
 ) -> None:
     """Work until something breaks.
 
@@ -33,6 +34,7 @@ async def work(
         needed: Is set when another tenant is to be followed.
         warm: Is set here once the hottest tenants have been read.
         connected: Is called before anything is shared.
+        well: Is called once reading has worked too, and whenever it has again.
     """
     state, watch = line.state, Watch(line)
     await watch.look()
@@ -44,7 +46,7 @@ async def work(
         hottest = replies.tenants(await line.link.call("ZREVRANGE", line.keys.tenants, 0, count - 1))
     connected()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(reader.run(hottest, needed, warm))
+        tasks.create_task(reader.run(hottest, needed, warm, well))
         tasks.create_task(Writer(line).run(put))
         tasks.create_task(watch.keep_looking())
         tasks.create_task(watch.trim())

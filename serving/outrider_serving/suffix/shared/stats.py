@@ -33,7 +33,7 @@ class LogStats:
     published_records: int
     published_tokens: int
     received_records: int
-    """Delivered, those of other processes only."""
+    """Read and taken, those of other processes only; what became of them at the receiver is not in it."""
     received_tokens: int
     duplicates: int
     """Records that were read again, or were this process' own."""

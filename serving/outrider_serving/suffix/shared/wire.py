@@ -12,6 +12,7 @@ from typing import Any
 
 from redis._parsers import _AsyncRESP2Parser
 from redis.asyncio.connection import Connection
+from redis.exceptions import InvalidResponse
 from redis.typing import EncodableT
 
 from outrider_serving.suffix.shared.replies import NonsenseError
@@ -92,7 +93,11 @@ class Wire(Connection):
         await self.send_command(*command)  # connects before the first one
         if self._answers is not None:
             self._answers.begin()
-        answer: object = await self.read_response()
+        try:
+            answer: object = await self.read_response()
+        except (InvalidResponse, ValueError) as error:
+            # They repeat what came, which may be somebody's text.
+            raise NonsenseError("an answer was expected, and what came is none") from error
         return answer
 
     async def _connect(self) -> None:

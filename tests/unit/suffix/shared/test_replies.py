@@ -90,6 +90,30 @@ def test_tombstones_are_taken() -> None:
     assert replies.clock([b"1900000000", b"999999"]) == 1_900_000_000_999
 
 
+@pytest.mark.parametrize(
+    ("parse", "reply", "told"),
+    [
+        (replies.number, b"secret", "a number was expected, and a text of 6 bytes came"),
+        (replies.number, None, "a number was expected, and nothing came"),
+        (replies.clock, [b"1"], "an array of 2 was expected, and an array of 1 came"),
+        (replies.entries, 7, "an array was expected, and a number came"),
+        (replies.entries, [[b"secret", None]], "an entry's id was expected, and a text of 6 bytes came"),
+        (replies.text, ResponseError("secret"), "a text was expected, and an error came"),
+        (
+            replies.tombstones,
+            [b"secret"],
+            "an array of names and values was expected, and an array of 1 came",
+        ),
+    ],
+)
+def test_nonsense_is_told_without_what_it_says(
+    parse: Callable[[object], object], reply: object, told: str
+) -> None:
+    with pytest.raises(NonsenseError) as caught:
+        parse(reply)
+    assert str(caught.value) == told
+
+
 def test_streams_are_taken() -> None:
     reply = [[b"key", [[b"1-0", [b"r", b"raw"]], [b"2-0", [b"x", b"raw"]], [b"3-0", None]]]]
     assert replies.streams(reply) == {b"key": [(1 << 64, b"raw"), (2 << 64, None), (3 << 64, None)]}
