@@ -30,6 +30,7 @@ settings.load_profile("long" if LONG else "sample")
 _TOGETHER = {
     "another node": ["cluster/test_cgroup_v2", "cluster/test_node", "cluster/test_shared_cache", "e2e/"],
     "a node": ["cluster/"],
+    "gateways": ["serving/api/test_gateways"],
     "a server": ["serving/api/test_bad_input", "serving/api/test_live", "serving/api/test_openai_client"],
     "kernels": ["serving/engine/test_compared", "serving/engine/test_graphs", "serving/engine/test_triton"],
     "the real model": [

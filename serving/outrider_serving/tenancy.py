@@ -80,7 +80,9 @@ class Tenancy:
             return Whose(key_tenant, None)
         if peer is None or not self._trusts(peer):
             raise UntrustedGatewayError(
-                f"{TENANT_HEADER}: only a trusted gateway (--trusted-gateways) may name the tenant."
+                # Not which networks are: this may be anybody.
+                f"{TENANT_HEADER}: only a trusted gateway may name the tenant, and this came from "
+                f"{peer or 'an unknown address'} (sharedCache.trustedGateways, --trusted-gateways)."
             )
         if not named or not shared_keys.is_tenant(named):
             raise TenantNameError(

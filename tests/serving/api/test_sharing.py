@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from serving.suffix.redis_server import RedisServer, servers
 
 PROMPT = "the quick brown fox jumps over"
 TOKENS = 60
+
+WORDS = [list(range(first, first + 60)) for first in (20, 80, 140, 200)]
+"""Allowed tokens. What is written with some of them helps no text of the others."""
 
 Serve = Callable[..., ServerProcess]
 
@@ -65,15 +69,28 @@ def found(server: ServerProcess) -> float:
     return server.metric("outrider_suffix_proposals_total", scope="history")
 
 
-def takes_over(server: ServerProcess, key: str = "none") -> bool:
+def takes_over(server: ServerProcess, key: str = "none", **more: Any) -> bool:
     """Whether a request takes something from what others have written; how deep it looks depends on times."""
     before = accepted(server)
-    ask(server, key, store=False)
+    ask(server, key, store=False, **more)
     return accepted(server) > before
+
+
+def assert_forgotten(server: ServerProcess) -> None:
+    """Nothing is proposed of what was written with any but the last of the words."""
+    before = found(server)
+    for words in WORDS[:-1]:
+        ask(server, store=False, allowed_token_ids=words)
+    assert found(server) == before
 
 
 def received(server: ServerProcess) -> float:
     return server.metric("outrider_shared_received_total")
+
+
+def refilled(server: ServerProcess) -> float:
+    """Records that it wrote again to a Redis that had lost them."""
+    return server.metric("outrider_shared_refilled_total")
 
 
 def suffix(*arguments: str) -> str:
@@ -83,33 +100,52 @@ def suffix(*arguments: str) -> str:
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
 
 
+def stored(redis: RedisServer) -> int:
+    """Tokens that Redis has."""
+    (told,) = json.loads(suffix("stats", "--url", redis.url, "--all", "--json"))
+    return int(told["tokens"])
+
+
 def test_two_learn_from_each_other_and_a_third_starts_warm(serve: Serve, redis: RedisServer) -> None:
     first, second = serve(), serve()
     first.ready()
     second.ready()
-    text = ask(first)
-    assert found(first) == 0
-    eventually(lambda: received(second) >= TOKENS, 1.0)  # which has answered nothing yet
-    eventually(lambda: takes_over(second))
-    assert ask(second, store=False) == text
-    assert (first.metric("outrider_shared_published_total"), received(first)) == (TOKENS, 0)
+    took = []
+    for words in WORDS[:-1]:  # of which one may meet a busy machine
+        text = ask(first, allowed_token_ids=words)
+        began = time.monotonic()
+        eventually(lambda words=words: takes_over(second, allowed_token_ids=words))
+        took.append(time.monotonic() - began)
+        assert ask(second, store=False, allowed_token_ids=words) == text
+    assert sorted(took)[1] < 1.0
+    written = TOKENS * len(took)
+    assert (first.metric("outrider_shared_published_total"), received(first), found(first)) == (written, 0, 0)
     assert second.metric("outrider_shared_connected") == 1
     assert second.metric("outrider_suffix_compiled") == 1
     assert second.state()["sharedCacheError"] is None
 
     third = serve().ready()
-    assert received(third) == TOKENS
-    eventually(lambda: takes_over(third))
+    assert received(third) == written
+    eventually(lambda: takes_over(third, allowed_token_ids=WORDS[0]))
 
-    (told,) = json.loads(suffix("stats", "--url", redis.url, "--all", "--json"))
-    assert told["tokens"] == TOKENS
+    assert stored(redis) == written
     suffix("purge", "--url", redis.url, "--tenant", "")
     for server in (first, second, third):
         eventually(lambda server=server: server.metric("outrider_shared_purges_total") == 1, 5.0)
-        before = found(server)
-        for _ in range(3):
-            ask(server, store=False)
-        assert found(server) == before
+        assert_forgotten(server)
+
+    # What is written afterwards outlives a Redis that loses everything; what was purged does not come back.
+    ask(first, allowed_token_ids=WORDS[-1])
+    eventually(lambda: received(second) == received(third) == written + TOKENS)
+    redis.kill()
+    redis.start()
+    eventually(lambda: refilled(first) + refilled(second) + refilled(third) > 0)
+    ask(second, allowed_token_ids=WORDS[-1])  # those who get it have read all that was there before
+    eventually(lambda: (received(first), received(third)) == (TOKENS, written + 2 * TOKENS))
+    assert stored(redis) == 2 * TOKENS
+    for server in (first, second, third):
+        assert_forgotten(server)
+        eventually(lambda server=server: takes_over(server, allowed_token_ids=WORDS[-1]))
 
 
 def test_a_proposer_that_comes_later_and_an_engine_that_was_killed_are_told_again(

@@ -55,6 +55,18 @@ class TestGateway:
             self.made.whose("gateway", peer, "blue")
         assert self.made.whose("gateway", peer, None) == Whose("gateway", None)
 
+    @pytest.mark.parametrize(
+        ("peer", "came_from"),
+        [("10.2.0.1", "10.2.0.1"), ("fe80::1", "fe80::1"), (None, "an unknown address")],
+    )
+    def test_another_is_told_who_it_is_and_not_who_may(self, peer: str | None, came_from: str) -> None:
+        with pytest.raises(UntrustedGatewayError) as refused:
+            self.made.whose("", peer, "blue")
+        assert str(refused.value) == (
+            "x-outrider-tenant: only a trusted gateway may name the tenant, and this came from "
+            f"{came_from} (sharedCache.trustedGateways, --trusted-gateways)."
+        )
+
     @pytest.mark.parametrize("name", ["", "a b", "a/b", "ä", "a" * 254, "a\n", "a:b", "{a}"])
     def test_a_malformed_name_is_refused(self, name: str) -> None:
         with pytest.raises(TenantNameError, match="1 to 253 letters"):
