@@ -34,6 +34,7 @@ from outrider_serving.settings import Arm, Method, NgramSettings, PodSettings, P
 ARM = SpeculationOverride()
 NONE = SpeculationOverride(method=Method.NONE)
 NGRAM = SpeculationOverride(method=Method.NGRAM)
+SUFFIX = SpeculationOverride(method=Method.SUFFIX)
 
 LONG = os.environ.get("OUTRIDER_TEST_LONG") == "1"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from outrider_serving.models.loading import LoadedModel, load_model
 from outrider_serving.sampling import grammar
 from outrider_serving.settings import Proposer
 from serving.engine import proposers
+from serving.engine.suffixes import Noting, warm_suffix
 from serving.engine.support import NONE, Result, bench, building, logits_of, request, run
 from serving.tiny import make_tiny_model
 
@@ -38,11 +40,26 @@ def on(loaded: LoadedModel, proposer: object, depth: int = 6, **params: Any) -> 
 
 
 def both(loaded: LoadedModel, depth: int = 6, **params: Any) -> tuple[Result, list[Result]]:
-    """With speculation off, and with proposals that are right: as a chain, and hidden in a tree."""
+    """With speculation off, and with proposals that are right: as a chain, in trees, and from history."""
     plain = off(loaded, **params)
     known = [[*PROMPT, *plain.tokens, *PROMPT]]
-    kinds = (proposers.Oracle(known), proposers.Bushy(known), proposers.Oracle(known, wrong=3))
+    kinds = (
+        proposers.Oracle(known),
+        proposers.Bushy(known),
+        proposers.Oracle(known, wrong=3),
+        remembering(plain.tokens),
+    )
     return plain, [on(loaded, kind, depth, **params) for kind in kinds]
+
+
+def remembering(output: Sequence[int], *wrong: int) -> Noting:
+    """The suffix proposer, whose history has an output to the prompt, and what else followed its beginnings.
+
+    So the first tree has what is right, and what is wrong in place of each of the first tokens.
+    """
+    right = [*PROMPT, *output, *PROMPT]
+    ends = range(len(PROMPT), len(PROMPT) + 6) if wrong else ()
+    return warm_suffix([right, right, *([*right[:end], *wrong] for end in ends)], width=3)
 
 
 @pytest.mark.parametrize("how", CLASSES)
@@ -51,11 +68,13 @@ def test_a_frequency_penalty_over_an_accepted_run(tiny: LoadedModel, how: str, p
     """-2 makes a token repeat, +2 stops what repeats: each position sees the ones before it."""
     params = {"frequency_penalty": penalty, "max_tokens": 40, "ignore_eos": True, **CLASSES[how]}
     plain, others = both(tiny, **params)
-    assert [other.tokens for other in others] == [plain.tokens] * 3
-    assert others[0].accepted > 20
+    assert [other.tokens for other in others] == [plain.tokens] * 4
+    assert min(others[0].accepted, others[-1].accepted) > 20
     most = Counter(plain.tokens).most_common(1)[0][1]
-    free = Counter(off(tiny, max_tokens=40, ignore_eos=True, **CLASSES[how]).tokens).most_common(1)[0][1]
-    assert most >= free if penalty < 0 else most <= free
+    free = off(tiny, max_tokens=40, ignore_eos=True, **CLASSES[how]).tokens
+    often = Counter(free).most_common(1)[0][1]
+    assert most >= often if penalty < 0 else most <= often
+    assert on(tiny, remembering(plain.tokens, *free[:6]), **params).tokens == plain.tokens
 
 
 @pytest.mark.parametrize("how", CLASSES)
@@ -66,8 +85,10 @@ def test_end_of_text_in_a_proposal_is_allowed_exactly_at_min_tokens(tiny: Loaded
         plain = off(tiny, min_tokens=least, **love)
         assert plain.tokens.index(EOS) == least == len(plain.tokens) - 1
         assert plain.finish_reason is FinishReason.STOP
-        for proposer in (proposers.Fixed(EOS), proposers.Oracle([[*PROMPT, *plain.tokens]])):
+        suffix = remembering(plain.tokens, EOS)
+        for proposer in (proposers.Fixed(EOS), proposers.Oracle([[*PROMPT, *plain.tokens]]), suffix):
             assert on(tiny, proposer, min_tokens=least, **love).tokens == plain.tokens
+        assert EOS in suffix.proposed
 
 
 @pytest.mark.parametrize("how", CLASSES)
@@ -77,23 +98,32 @@ def test_a_bias_of_minus_100_on_what_the_proposer_loves(tiny: LoadedModel, how: 
     params = {"logit_bias": ((loved, -100.0),), "ignore_eos": True, **CLASSES[how]}
     plain = off(tiny, **params)
     assert loved not in plain.tokens
-    for proposer in (proposers.Fixed(loved), proposers.Oracle([[*PROMPT, *free.tokens]])):
+    suffix = remembering(plain.tokens, loved)
+    for proposer in (proposers.Fixed(loved), proposers.Oracle([[*PROMPT, *free.tokens]]), suffix):
         assert on(tiny, proposer, **params).tokens == plain.tokens
+    assert loved in suffix.proposed
 
 
-def test_forbidden_tokens_that_are_drawn_are_never_committed(tiny_llama: LoadedModel) -> None:
-    allowed = tuple(range(40, 60))
-    for seed in (3, None):
-        result = on(
-            tiny_llama,
-            proposers.Drawn(320, support=200),
-            temperature=1.0,
-            seed=seed,
-            allowed_token_ids=allowed,
-            banned_token_ids=(40, 41),
-            max_tokens=100,
-        )
-        assert set(result.tokens) <= set(allowed) - {40, 41}
+def test_forbidden_tokens_that_are_proposed_are_never_committed(tiny_llama: LoadedModel) -> None:
+    allowed = range(40, 60)
+    # After any token that is allowed both were written, what is forbidden last: it is tried first.
+    suffix = warm_suffix(
+        [[token, *after] for token in allowed for after in ((50, 51, 52), (40, 5, 41))], width=3
+    )
+    for proposer in (proposers.Drawn(320, support=200), suffix):
+        for seed in (3, None):
+            result = on(
+                tiny_llama,
+                proposer,
+                temperature=1.0,
+                seed=seed,
+                allowed_token_ids=tuple(allowed),
+                banned_token_ids=(40, 41),
+                max_tokens=100,
+            )
+            assert set(result.tokens) <= set(allowed) - {40, 41}
+            assert result.accepted > 0
+    assert suffix.proposed >= {5, 40, 41, 50}
 
 
 @pytest.mark.parametrize("how", CLASSES)
@@ -116,7 +146,7 @@ def test_max_tokens_and_usage(tiny: LoadedModel, how: str) -> None:
     for most in range(1, depth + 3):
         plain, others = both(tiny, depth, max_tokens=most, ignore_eos=True, **CLASSES[how])
         assert len(plain.tokens) == most
-        assert [other.tokens for other in others] == [plain.tokens] * 3
+        assert [other.tokens for other in others] == [plain.tokens] * 4
         for other in others:
             assert sum(len(delta.tokens) for delta in other.deltas) == most
             assert all(delta.accepted <= len(delta.tokens) for delta in other.deltas)
@@ -164,7 +194,7 @@ def test_a_vocabulary_padded_beyond_the_tokenizer(tmp_path_factory: pytest.TempP
     assert padded.vocab_size == len(padded.tokenizer) + 44
     plain, others = both(padded, max_tokens=100, ignore_eos=True, **SAMPLED)
     assert max(plain.tokens) >= len(padded.tokenizer)
-    assert [other.tokens for other in others] == [plain.tokens] * 3
+    assert [other.tokens for other in others] == [plain.tokens] * 4
     digits = grammar.regex_grammar("[0-9]{5}")
     constrained = on(padded, proposers.Drawn(364), grammar=digits, max_tokens=30, **SAMPLED)
     assert len(padded.tokenizer.decode(constrained.tokens[:-1])) == 5
@@ -183,7 +213,9 @@ def test_a_grammar_holds_at_every_proposed_position(tiny: LoadedModel, how: str)
     complete = plain.finish_reason is FinishReason.STOP
     assert re.fullmatch(REGEX, text) if complete else plain.tokens
     known = [[*PROMPT, *plain.tokens, EOS, 44, 45]]
+    suffix = remembering(plain.tokens, EOS), remembering(plain.tokens, 44, 45)
     for proposer in (
+        *suffix,
         proposers.Oracle(known),
         proposers.Bushy(known),
         proposers.Oracle(known, wrong=2),
@@ -191,6 +223,8 @@ def test_a_grammar_holds_at_every_proposed_position(tiny: LoadedModel, how: str)
         proposers.Fixed(EOS),
     ):
         assert on(tiny, proposer, **params).tokens == plain.tokens
+    assert EOS in suffix[0].proposed
+    assert 44 in suffix[1].proposed
 
 
 def test_preemption_with_a_grammar_under_way(tiny_llama: LoadedModel) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from array import array
+from dataclasses import replace
 from time import monotonic, sleep
 from typing import Any
 
@@ -23,6 +24,8 @@ EVERY = Look(max_match=MAX_MATCH, places=MAX_PLACES, least=0.0)
 """So many places that none of a small log is missed."""
 
 texts = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=60), min_size=1, max_size=5)
+alike = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), min_size=1, max_size=5)
+"""Texts of few tokens, so that many things followed each of them; all fit in one segment."""
 looks = st.builds(
     Look,
     max_match=st.sampled_from([1, 2, 3, 4, 7, 16, 32, 64]),
@@ -68,6 +71,21 @@ class TestBruteForce:
         both = kind.look_up(text, [text, history], look, depth, depth)
         assert both == oracle.look_up([[own], seen], own, look, depth)
 
+    @pytest.mark.parametrize("name", ["compiled", "twin"])
+    @settings(max_examples=1500 if LONG else 150, deadline=None, derandomize=True)
+    @given(seen=alike, look=looks, depth=st.integers(1, 6), more=st.integers(1, 20), data=st.data())
+    def test_trees(
+        self, name: str, seen: list[list[int]], look: Look, depth: int, more: int, data: st.DataObject
+    ) -> None:
+        kind = compiled() if name == "compiled" else twin()
+        source = data.draw(st.sampled_from(seen))
+        own = data.draw(st.lists(st.integers(0, 2), max_size=5)) + source[: data.draw(st.integers(1, 9))]
+        look = replace(look, places=MAX_PLACES)
+        history, text, nodes = filled(kind, seen), opened(kind, own), depth + more
+        for logs, known in (([history], [seen]), ([text], [[own]]), ([text, history], [[own], seen])):
+            expected = oracle.look_up(known, own, look, depth, nodes)
+            assert kind.look_up(text, logs, look, depth, nodes) == expected
+
     def test_over_many_segments(self, kind: Kind) -> None:
         """What follows a place beyond its segment is not known, so some paths are shorter; most are not."""
         draws, same, trials = random.Random(1), 0, 200 if LONG else 40
@@ -100,25 +118,6 @@ class TestTrees:
         assert found.parents == (-1, 0, -1, 0, 2)
         assert kind.look_up(opened(kind, [9, 1]), [history], EVERY, 1, 6).tokens == (2, 5)
         assert kind.look_up(opened(kind, [9, 1]), [history], Look(least=0.3), 3, 6).tokens == (2, 3)
-
-    @settings(max_examples=1000 if LONG else 150, deadline=None, derandomize=True)
-    @given(seen=texts, depth=st.integers(1, 6), nodes=st.integers(1, 30), own=st.lists(st.integers(0, 6)))
-    def test_each_path_followed_the_end_somewhere(
-        self, seen: list[list[int]], depth: int, nodes: int, own: list[int]
-    ) -> None:
-        kind = compiled()
-        found = kind.look_up(opened(kind, own), [filled(kind, seen)], EVERY, depth, nodes)
-        assert len(found.tokens) <= max(depth, nodes)
-        followed = [seen_text[at:] for seen_text, at, _ in oracle.places(seen, own, EVERY)]
-        for node in range(len(found.tokens)):
-            path, at = list[int](), node
-            while at >= 0:
-                path.insert(0, found.tokens[at])
-                at = found.parents[at]
-            assert len(path) <= depth
-            assert any(after[: len(path)] == path for after in followed)
-        siblings = list(zip(found.parents, found.tokens, strict=True))
-        assert len(siblings) == len(set(siblings))
 
 
 class TestTheSameFromBoth:
