@@ -204,7 +204,12 @@ TABLE: tuple[Instrument, ...] = (
     Instrument(
         "outrider.history.tenants", Kind.GAUGE, "{tenant}", "Tenants whose finished outputs are remembered."
     ),
-    Instrument("outrider.history.tokens", Kind.GAUGE, "{token}", "Tokens that are remembered of them."),
+    Instrument(
+        "outrider.history.tokens",
+        Kind.GAUGE,
+        "{token}",
+        "Tokens that are remembered of them, or were and still take their place.",
+    ),
     Instrument("outrider.history.size", Kind.GAUGE, "By", "Memory of their index."),
     Instrument(
         "outrider.history.evicted",

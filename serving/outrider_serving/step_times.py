@@ -25,8 +25,9 @@ _DOUBT_STEPS = 100
 """So many for each time that it was measured, where these are fewer: it may have been disturbed."""
 
 _STEEP, _STEEP_STEPS, _TRUST = 1.25, 8, 4
-"""A time of so many times that of the next smaller size is doubted sooner: what disturbs a step makes it
-slower, and it would not be measured again. After 8 steps, and 4 times as many for each time more."""
+"""A time of so many times that of the next smaller size is doubted sooner, as what disturbs a step makes it
+slower, and it would not be measured again: after 8 steps, and 4 times as many for each time more. If it was
+not so steep when it was measured, after 8: a loaded machine has become quiet since then."""
 
 _FADE = 0.99
 """With each step earlier measurements count less against those of other sizes."""
@@ -76,16 +77,22 @@ class StepTimes:
         smaller = math.inf
         for size in sorted(self._times):
             time = self._times[size]
-            if self._steps - time.step > self._lasts(size, steep=time.seconds > _STEEP * smaller):
+            above = time.seconds / smaller
+            if time.step == self._steps:
+                time.above = above
+            if self._steps - time.step > self._lasts(size, above):
                 del self._times[size]
             else:
                 smaller = time.seconds
 
-    def _lasts(self, size: int, *, steep: bool) -> int:
-        """For how many steps a time is believed."""
+    def _lasts(self, size: int, above: float) -> int:
+        """For how many steps a time is believed that is so many times that of the next smaller size."""
         measured = self._measured[size]
-        lasts = min(_DOUBT_STEPS * measured, _FORGET_STEPS)
-        return min(lasts, _STEEP_STEPS * _TRUST ** (measured - 1)) if steep and measured <= _TRUST else lasts
+        if above > _STEEP * max(1.0, self._times[size].above):
+            return _STEEP_STEPS
+        if above > _STEEP and measured <= _TRUST:
+            return _STEEP_STEPS * _TRUST ** (measured - 1)
+        return min(_DOUBT_STEPS * measured, _FORGET_STEPS)
 
     def of(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Expected seconds for each number of tokens; all the same where nothing is known."""
@@ -108,12 +115,18 @@ class StepTimes:
 
 @dataclass(slots=True)
 class _Time:
-    """A running mean of one class: of sizes, and of what they took; `step` is the latest, with a `weight`."""
+    """A running mean of one class: of sizes, and of what they took.
+
+    Attributes:
+        step: the latest of them, with a `weight`.
+        above: how many times that of the next smaller size it was then.
+    """
 
     tokens: float
     seconds: float
     step: int
     weight: float
+    above: float = 0.0
 
     def weight_at(self, step: int) -> float:
         """How many measurements it counts for."""

@@ -66,9 +66,14 @@ class Tenancy:
             named: what its header says.
 
         Raises:
-            UntrustedGatewayError: the peer may not name it.
+            UntrustedGatewayError: the peer may not name it, or nobody may.
             TenantNameError: the name is malformed.
         """
+        if named is not None and self.mode is not TenantMode.HEADER:
+            raise UntrustedGatewayError(
+                f"{TENANT_HEADER}: it names no tenant here: the tenant mode is {self.mode.value}, not header "
+                "(sharedCache.tenantMode, --tenant-mode)."
+            )
         match self.mode:
             case TenantMode.KEY:
                 return Whose(key_tenant, key_tenant)

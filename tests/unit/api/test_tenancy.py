@@ -31,10 +31,12 @@ from outrider_serving.tenancy import (
     ],
 )
 def test_whose_a_request_is(mode: TenantMode | None, keys: bool, host: str, expected: Whose) -> None:
-    """Whatever its header says: nobody was told to believe it."""
+    """And a header is refused: whoever sends it takes tenants to be told apart by it."""
     made = tenancy_of(mode, [], keys=keys, host=host)
-    for header in (None, "blue", "!"):
-        assert made.whose("red", "127.0.0.1", header) == expected
+    assert made.whose("red", "127.0.0.1", None) == expected
+    for header in ("blue", "!", ""):
+        with pytest.raises(UntrustedGatewayError, match=rf"the tenant mode is {made.mode.value}, not header"):
+            made.whose("red", "127.0.0.1", header)
 
 
 def test_without_a_word_everyone_is_apart() -> None:
