@@ -91,7 +91,7 @@ class StepTimes:
         if above > _STEEP * max(1.0, self._times[size].above):
             return _STEEP_STEPS
         if above > _STEEP and measured <= _TRUST:
-            return _STEEP_STEPS * _TRUST ** (measured - 1)
+            return _STEEP_STEPS * int(_TRUST ** (measured - 1))
         return min(_DOUBT_STEPS * measured, _FORGET_STEPS)
 
     def of(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
