@@ -155,6 +155,7 @@ def _shared_cache(chosen: argparse.Namespace, tenancy: Tenancy) -> LogOptions | 
 
 _SHARING_FLAGS = {
     "url": "--shared-cache",
+    "ca": "--shared-cache-ca",
     "prefix": "--shared-cache-prefix",
     "retention_seconds": "--retention",
     "retention_bytes": "--retention-size",

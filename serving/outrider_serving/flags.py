@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
 from outrider_serving import flagvalues, logs
 from outrider_serving.bench import arguments as bench
@@ -18,8 +18,16 @@ TEMPLATE_VARIABLE = "OUTRIDER_CHAT_TEMPLATE"
 """Environment variable that holds a chat template's text, empty for none; --chat-template comes first."""
 
 
+LEAST_RETENTION = 60
+"""Seconds: engines erase what is too old once a minute."""
+
+
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Says what is wrong in one line, and takes no flag for another that begins so; subcommands too."""
+
+    def __init__(self, **options: Any) -> None:
+        """Take argparse's options."""
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
@@ -71,8 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--api-keys", type=Path, metavar="DIR", help="one file a tenant, keys one a line; open without it")
     add(
         "--tenant-mode",
-        type=TenantMode,
-        choices=list(TenantMode),
+        type=flagvalues.one_of(TenantMode),
         metavar="MODE",
         help="whose finished outputs may be proposed to a request: key (those of its key's tenant), single "
         "(everybody's), header (those of the tenant that a trusted gateway names) or request (only its own "
@@ -131,9 +138,13 @@ def _add_sharing_options(serve: argparse.ArgumentParser) -> None:
     add(
         "--retention",
         default=RETENTION_SECONDS,
-        type=flagvalues.count,
+        type=flagvalues.number(
+            LEAST_RETENTION,
+            flagvalues.LARGEST,
+            f"a whole number of at least {LEAST_RETENTION}: what is too old is erased once a minute",
+        ),
         metavar="SECONDS",
-        help="how long a finished output is kept, here and there",
+        help=f"how long a finished output is kept, here and there; at least {LEAST_RETENTION}",
     )
     add(
         "--retention-size",

@@ -6,6 +6,13 @@ import argparse
 import math
 import re
 from collections.abc import Callable
+from enum import Enum
+from typing import TypeVar
+
+Choice = TypeVar("Choice", bound=Enum)
+
+LARGEST = 2**31 - 1
+"""Of a count."""
 
 
 def number(minimum: int, maximum: int, allowed: str) -> Callable[[str], int]:
@@ -24,7 +31,20 @@ def number(minimum: int, maximum: int, allowed: str) -> Callable[[str], int]:
 
 
 port = number(0, 65535, "a port (0 to 65535)")
-count = number(1, 2**31 - 1, "a whole number of at least 1")
+count = number(1, LARGEST, "a whole number of at least 1")
+
+
+def one_of(kind: type[Choice]) -> Callable[[str], Choice]:
+    """A member of an enumeration, by its value."""
+
+    def parse(text: str) -> Choice:
+        try:
+            return kind(text)
+        except ValueError as error:
+            allowed = ", ".join(str(member.value) for member in kind)
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {allowed}") from error
+
+    return parse
 
 
 def seconds(text: str) -> float:

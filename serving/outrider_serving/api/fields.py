@@ -142,7 +142,9 @@ def _not_stored(value: Any) -> bool:
     """`store`: false, which also keeps what the answer needs from others' answers."""
     if value is False:
         return False
-    raise PydanticCustomError("store", "answers are never stored here: it must be false or null", {})
+    raise PydanticCustomError(
+        "store", "there are no stored answers to read back here: it must be false or null", {}
+    )
 
 
 def _json_schema(value: Any) -> Any:

@@ -87,9 +87,11 @@ def _compare(opened: _Opened, jobs: list[Job], rule: Rule, chosen: argparse.Name
     about = {"versions": versions(), "machine": machine(), **opened.about}
     comparisons: list[Comparison] = []
     for job in jobs:
-        comparisons.append(compare(*opened.sides, job, rule, partial(_tell, job)))
+        comparisons.append(
+            compare(*opened.sides, job, rule, partial(_tell, job), partial(_say, job.workload.name))
+        )
         found = comparisons[-1].estimate
-        print(f"{job.workload.name}: {found.ratio:.3f} from {found.pairs} pairs", file=sys.stderr)
+        _say(job.workload.name, f"{found.ratio:.3f} from {found.pairs} pairs")
         if chosen.json is not None:
             text = json.dumps(document(comparisons, rule, chosen.bar, about), indent=1)
             chosen.json.write_text(text + "\n", encoding="utf-8")
@@ -101,8 +103,12 @@ def _compare(opened: _Opened, jobs: list[Job], rule: Rule, chosen: argparse.Name
 
 
 def _tell(job: Job, pair: Pair) -> None:
+    _say(job.workload.name, f"a pair with the ratio {pair.ratio:.3f}")
+
+
+def _say(about: str, what: str) -> None:
     """Progress: workloads take minutes."""
-    print(f"{job.workload.name}: a pair with the ratio {pair.ratio:.3f}", file=sys.stderr)
+    print(f"{about}: {what}", file=sys.stderr)
 
 
 def _jobs(chosen: argparse.Namespace) -> list[Job]:
@@ -150,6 +156,7 @@ def _engines(chosen: argparse.Namespace) -> _Opened:
         memory_share=chosen.memory_share,
     )
     (a, b) = (Wanted(*side) for side in chosen.compare)
+    _say(chosen.model, f"loading, sides {a.name} and {b.name}")
     sides = alone(lambda: open_sides(options, (a, b)))
     described = [describe(options, a), describe(options, b)]
     return _Opened(sides, {"sides": described, "engine": asdict(options), **surroundings(), **_asked(chosen)})

@@ -77,17 +77,23 @@ class Comparison:
 
 
 def compare(
-    a: Side, b: Side, job: Job, rule: Rule, told: Callable[[Pair], None] = lambda _: None
+    a: Side,
+    b: Side,
+    job: Job,
+    rule: Rule,
+    told: Callable[[Pair], None] = lambda _: None,
+    begins: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
     """Measure one workload: a run of each side to warm up, then pairs until the rule is content.
 
-    `told` gets every pair as it is measured.
+    `told` gets every pair as it is measured, `begins` a few words on each thing that comes before the pairs.
 
     Raises:
         BenchError: a side could not do its work.
     """
-    stored, _ = (alone(partial(side.prepare, job)) for side in (a, b))
+    stored, _ = (_prepare(side, job, begins) for side in (a, b))
     for side in (a, b):
+        begins(f"warming up, side {side.name}")
         alone(partial(side.run, job))
     pairs: list[Pair] = []
     while wants_more([pair.ratio for pair in pairs], rule):
@@ -95,6 +101,12 @@ def compare(
         told(pairs[-1])
     equality = _equality(pairs) if job.sampling.repeats else None
     return Comparison(job, a.name, b.name, tuple(pairs), equality, _coverage(pairs[0].a, stored))
+
+
+def _prepare(side: Side, job: Job, begins: Callable[[str], None]) -> Sequence[Written]:
+    if job.workload.stored:
+        begins(f"preparing: {len(job.workload.stored)} earlier requests, side {side.name}")
+    return alone(partial(side.prepare, job))
 
 
 def _coverage(run: Run, stored: Sequence[Written]) -> Coverage | None:

@@ -266,6 +266,48 @@ def test_a_redis_that_is_not_there_is_status_1_and_one_line(say: Say) -> None:
     assert complaint.startswith("outrider suffix stats: failed: ConnectionError: ")
 
 
+def test_a_password_that_is_not_there_is_told_until_it_comes(
+    server: RedisServer, say: Say, tmp_path: Path
+) -> None:
+    with server.client() as client:
+        client.config_set("requirepass", "word")
+    auth = secret(tmp_path / "auth")
+    status, _, complaint = say("stats", "--url", server.url, "--auth", auth)
+    assert status == 1
+    assert complaint.endswith(f"Authentication required.; there is no file password in {auth}\n")
+    secret(auth, password="other")
+    assert "there is no" not in say("stats", "--url", server.url, "--auth", auth)[2]
+    assert "there is no" not in say("stats", "--url", server.url)[2]
+    secret(auth, password="word")
+    assert "AuthenticationError" not in say("stats", "--url", server.url, "--auth", auth)[2]
+
+
+def test_certificates_without_tls_are_refused(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "ca.crt").touch()
+    status, _, told = say("stats", "--url", "redis://x", "--ca", tmp_path / "ca.crt")
+    assert (status, told) == (
+        2,
+        "outrider suffix stats: error: --ca: certificates are for a URL of TLS: rediss://, "
+        "rediss-sentinel:// or rediss-cluster:// (it is redis://)\n",
+    )
+
+
+async def test_a_server_tells_of_a_directory_that_is_not_there_until_it_comes(
+    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider_serving.suffix.shared.stats.TROUBLE_SECONDS", 0.0)
+    with server.client() as client:
+        client.config_set("requirepass", "word")
+    pod = Pod(server, auth=tmp_path / "auth")
+    async with running(pod):
+        await eventually(lambda: pod.log.stats.faults.get("auth", 0) >= 2)
+        said = f"auth: Authentication required.; there is no directory {tmp_path / 'auth'}"
+        assert pod.log.trouble == said
+        secret(tmp_path / "auth", password="word")
+        await pod.connected()
+        await eventually(lambda: pod.log.trouble is None)
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -290,11 +332,8 @@ def test_bad_input_is_status_2_and_one_line(words: str, complaint: str, say: Say
     assert "hunter2" not in told
 
 
-@pytest.mark.parametrize("flag", [["--retention", "0"], ["--retention-size", "64MB"]])
-def test_what_is_kept_is_said_as_it_is_to_a_server(
-    flag: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = []
+def test_what_is_kept_is_said_as_it_is_to_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    told, flag = [], ["--retention-size", "64MB"]
     for words in (["serve", "model"], ["suffix", "import", "--url", "redis://x"]):
         with pytest.raises(SystemExit, match="2"):
             make_parser().parse_args(words + flag)

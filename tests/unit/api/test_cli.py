@@ -39,7 +39,9 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--port", "x"], "argument --port: 'x' is not a port"),
         (["--admin-port", "-1"], "argument --admin-port: '-1' is not a port"),
         (["--admin-port", "8000"], "--admin-port 8000 must differ from --port"),
-        (["--tenant-mode", "two"], "argument --tenant-mode: invalid TenantMode value: 'two'"),
+        (["--tenant-mode", "two"], "argument --tenant-mode: 'two' is none of key, single, header, request"),
+        (["--proposer", "suffix"], "unrecognized arguments: --proposer suffix"),
+        (["--retention", "59"], "argument --retention: '59' is not a whole number of at least 60: what is"),
         (["--tenant-mode", "key"], "--tenant-mode key needs --api-keys"),
         (
             ["--trusted-gateways", "10.0.0.0/8"],
@@ -52,6 +54,11 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--shared-cache", "redis://u:secret@h"], "--shared-cache: it holds a user or a password"),
         (["--shared-cache-prefix", "x:"], "--shared-cache-prefix is for a --shared-cache"),
         (["--shared-cache-ca", "/ca"], "--shared-cache-ca is for a --shared-cache"),
+        (
+            ["--shared-cache", "redis-cluster://h", "--shared-cache-ca", "/ca"],
+            "--shared-cache-ca: certificates are for a URL of TLS: rediss://, rediss-sentinel:// or "
+            "rediss-cluster:// (it is redis-cluster://)",
+        ),
         (["--retention-size", "1Mi"], "--retention-size is for a --shared-cache"),
         (["--warm-seconds", "1"], "--warm-seconds is for a --shared-cache"),
         (

@@ -274,7 +274,7 @@ REFUSED_EVERYWHERE: list[tuple[str, Any, str]] = [
     ("min_tokens", -1, "greater than or equal to 0"),
     ("timeout", 0, "greater than 0"),
     ("timeout", "1", "number"),
-    ("store", True, "false or null"),
+    ("store", True, "there are no stored answers to read back here: it must be false or null"),
     ("store", 0, "false or null"),
     ("response_format", "json", "object"),
     ("response_format.type", "grammar", "'json_schema'"),

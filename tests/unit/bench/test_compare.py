@@ -9,6 +9,7 @@ from outrider_serving.bench.coverage import Coverage, Written
 from outrider_serving.bench.pairs import LEAST_PAIRS, Rule
 from outrider_serving.bench.results import BenchError, Difference, Run
 from outrider_serving.bench.sides import alone, check_lengths
+from outrider_serving.bench.workloads import Job, Workload
 from unit.bench.made import DRAWN, JOB, MadeSide, run
 
 RULE = Rule(half_width=0.03)
@@ -20,6 +21,25 @@ def test_each_side_prepares_and_warms_up_then_pairs_alternate() -> None:
     compare(a, b, JOB, Rule(0.03, 2, 4))
     assert calls[:2] == ["prepare a", "prepare b"]
     assert "".join(calls[2:]) == "ab" + "abbaabba"
+
+
+def test_each_thing_before_the_pairs_is_told_as_it_begins() -> None:
+    told: list[str] = []
+    a, b = MadeSide("a", lambda _: run(1.0), told), MadeSide("b", lambda _: run(2.0), told)
+    compare(
+        a,
+        b,
+        Job(Workload("agent", ("A prompt",), stored=("x", "y")), tokens=4),
+        Rule(0.03, 2, 2),
+        begins=told.append,
+    )
+    assert told[:4] == [
+        "preparing: 2 earlier requests, side a",
+        "prepare a",
+        "preparing: 2 earlier requests, side b",
+        "prepare b",
+    ]
+    assert told[4:8] == ["warming up, side a", "a", "warming up, side b", "b"]
 
 
 def test_how_much_of_what_a_wrote_was_stored() -> None:

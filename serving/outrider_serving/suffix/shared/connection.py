@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from redis.crc import key_slot
-from redis.exceptions import ResponseError
+from redis.exceptions import AuthenticationError, ResponseError
 from redis.typing import EncodableT
 
 from outrider_serving.suffix.shared import replies
@@ -32,9 +32,10 @@ class BrokenError(Exception):
 class Link:
     """One connection; it is never made again behind its user's back."""
 
-    def __init__(self, wire: Wire) -> None:
-        """Use a connection that nobody else uses."""
+    def __init__(self, wire: Wire, missing: str = "") -> None:
+        """Use a connection that nobody else uses; `missing` is said where the server wants a password."""
         self._wire = wire
+        self._missing = missing
         self._lock = asyncio.Lock()
         self._broken = False
 
@@ -55,6 +56,10 @@ class Link:
                 except ResponseError:
                     self._broken = False
                     raise
+                except AuthenticationError as error:
+                    if not self._missing:
+                        raise
+                    raise AuthenticationError(f"{error}; {self._missing}") from error
             self._broken = False
             return answer
 
@@ -144,11 +149,18 @@ async def _at(options: LogOptions, address: Address, files: str = "") -> AsyncIt
         socket_timeout=None,  # `Link` watches the time
         driver_info=None,  # to tell it, a right of its own would be needed
     )
-    link = Link(wire)
+    link = Link(wire, _missing(options.auth, files) if password is None else "")
     try:
         yield link
     finally:
         await link.close()
+
+
+def _missing(directory: Path | None, files: str) -> str:
+    """Why there is no password, where one was promised."""
+    if directory is None:
+        return ""
+    return f"there is no {f'file {files}password in' if directory.is_dir() else 'directory'} {directory}"
 
 
 def _tls(options: LogOptions) -> ssl.SSLContext | None:

@@ -128,9 +128,14 @@ class LogOptions:
     def __post_init__(self) -> None:
         """Check everything but the files, which may come later."""
         try:
-            parse_url(self.url)
+            place = self.place
         except ValueError as error:
             raise ValueError(f"url: {error}") from error
+        if self.ca is not None and not place.tls:
+            raise ValueError(
+                "ca: certificates are for a URL of TLS: rediss://, rediss-sentinel:// or rediss-cluster:// "
+                f"(it is redis{place.kind}://)"
+            )
         if not keys.is_prefix(self.prefix):
             raise ValueError(f"prefix: {self.prefix!r} must be {keys.PREFIX_RULE}")
         for name, least in (

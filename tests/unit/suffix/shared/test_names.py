@@ -124,6 +124,7 @@ def test_bad_urls_are_refused_without_repeating_a_secret(url: str, what: str) ->
         ({"retention_seconds": 0}, "retention_seconds: 0 must be at least 1"),
         ({"retention_seconds": 10**17}, "retention_seconds: 1(0){17} must be at most 31536000"),
         ({"retention_bytes": 16383}, "retention_bytes: 16383 must be at least 16384"),
+        ({"ca": Path("/ca")}, "ca: certificates are for a URL of TLS: .* \\(it is redis://\\)"),
         ({"queue_bytes": 1}, "queue_bytes: 1 must be at least 16384"),
         ({"memory_bytes": -1}, "memory_bytes: -1 must be at least 0"),
         ({"warm_tenants": -1}, "warm_tenants: -1 must be at least 0"),
