@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from outrider_serving.suffix.history import History
 from outrider_serving.suffix.lookup import LESSON_TOKENS, MAX_MATCH
+
+if TYPE_CHECKING:  # the API's process has no compiled code, and parts outputs too
+    from outrider_serving.suffix.history import History
 
 Tokens = TypeVar("Tokens", bound=Sequence[int])
 
