@@ -9,7 +9,7 @@ from typing import Annotated, Final, Self
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from outrider_operator.podspec import DataKey, LocalReference, Quantity, amount, cel
-from outrider_serving.settings import Contract, TenantMode
+from outrider_serving.settings import Contract, TenantMode, check_distinct
 from outrider_serving.suffix.shared.options import LONGEST_RETENTION
 
 _PORT = "(:([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?"
@@ -236,8 +236,7 @@ class SharedCache(Contract):
     @model_validator(mode="after")
     def _gateways(self) -> Self:
         gateways = self.trusted_gateways or []
-        if twice := sorted({network for network in gateways if gateways.count(network) > 1}):
-            raise ValueError(f"trustedGateways must be distinct (more than once: {', '.join(twice)})")
+        check_distinct("trustedGateways", gateways)
         if self.tenant_mode is TenantMode.HEADER and not gateways:
             raise ValueError(_HEADER_WITHOUT_GATEWAYS)
         if self.tenant_mode is not TenantMode.HEADER and gateways:

@@ -24,7 +24,7 @@ from outrider_operator.podspec import (
     keyed,
 )
 from outrider_operator.resources import REQUEST_WITHIN_LIMIT, Resources
-from outrider_serving.settings import Contract
+from outrider_serving.settings import Contract, check_distinct
 
 Image = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[^\s]+$")]
 
@@ -165,8 +165,7 @@ class Engine(Contract):
             ("volume names", [volume.name for volume in self.volumes or []]),
             ("mountPaths", [volume.mount_path for volume in self.volumes or []]),
         ):
-            if len(values) != len(set(values)):
-                raise ValueError(f"{field} must be distinct")
+            check_distinct(field, values)
         return self
 
     @model_validator(mode="after")

@@ -47,15 +47,23 @@ def one_of(kind: type[Choice]) -> Callable[[str], Choice]:
     return parse
 
 
-def seconds(text: str) -> float:
-    """Seconds, from 0 up to a day."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds (0 to 86400)")
-    return value
+def real(holds: Callable[[float], bool], allowed: str) -> Callable[[str], float]:
+    """A number for which something holds, which `allowed` says in words; it does not hold for NaN."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not holds(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {allowed}")
+        return value
+
+    return parse
+
+
+seconds = real(lambda value: 0 <= value < 86_400, "a number of seconds (0 to 86400)")
+share = real(lambda value: 0 < value <= 1, "a share (over 0, at most 1)")
 
 
 def positive_seconds(text: str) -> float:
@@ -63,17 +71,6 @@ def positive_seconds(text: str) -> float:
     value = seconds(text)
     if value == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds over 0")
-    return value
-
-
-def share(text: str) -> float:
-    """A share: over 0, at most 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share (over 0, at most 1)")
     return value
 
 

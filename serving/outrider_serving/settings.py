@@ -8,6 +8,7 @@ descriptions of the custom resource, whose schema is generated from these models
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Self
 
@@ -26,6 +27,16 @@ ADMIN_PORT = 9464
 Name = Annotated[
     str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
 ]
+
+
+def check_distinct(field: str, values: Sequence[str]) -> None:
+    """Nothing may stand there twice.
+
+    Raises:
+        ValueError: the message says what does.
+    """
+    if twice := sorted({value for value in values if values.count(value) > 1}):
+        raise ValueError(f"{field} must be distinct (more than once: {', '.join(twice)})")
 
 
 class Contract(BaseModel):
@@ -103,8 +114,7 @@ class SuffixSettings(Contract):
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
-        if twice := sorted({scope for scope in self.scopes if self.scopes.count(scope) > 1}):
-            raise ValueError(f"scopes must be distinct (more than once: {', '.join(twice)})")
+        check_distinct("scopes", self.scopes)
         return self
 
 

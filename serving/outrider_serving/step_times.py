@@ -24,7 +24,7 @@ _FORGET_STEPS = 400
 _DOUBT_STEPS = 100
 """So many for each time that it was measured, where these are fewer: it may have been disturbed."""
 
-_STEEP, _STEEP_STEPS, _TRUST = 1.25, 8, 4
+_STEEP, _STEEP_STEPS, _STEEP_GROWTH = 1.25, 8, 4
 """A time of so many times that of the next smaller size is doubted sooner, as what disturbs a step makes it
 slower, and it would not be measured again: after 8 steps, and 4 times as many for each time more. If it was
 not so steep when it was measured, after 8: a loaded machine has become quiet since then."""
@@ -87,12 +87,12 @@ class StepTimes:
 
     def _lasts(self, size: int, above: float) -> int:
         """For how many steps a time is believed that is so many times that of the next smaller size."""
-        measured = self._measured[size]
         if above > _STEEP * max(1.0, self._times[size].above):
             return _STEEP_STEPS
-        if above > _STEEP and measured <= _TRUST:
-            return _STEEP_STEPS * int(_TRUST ** (measured - 1))
-        return min(_DOUBT_STEPS * measured, _FORGET_STEPS)
+        measured = self._measured[size]
+        lasts = min(_DOUBT_STEPS * measured, _FORGET_STEPS)
+        doubted = _STEEP_STEPS * _STEEP_GROWTH ** min(measured - 1, 4)
+        return int(min(lasts, doubted)) if above > _STEEP else lasts
 
     def of(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Expected seconds for each number of tokens; all the same where nothing is known."""

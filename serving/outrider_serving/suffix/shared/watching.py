@@ -165,13 +165,15 @@ class Watch:
         for cursor in list(state.followed.values()):
             due = cursor.overdue(state.oldest())
             for at in range(0, len(due), 1000):
-                ids = map(format_id, due[at : at + 1000])
+                some = due[at : at + 1000]
                 try:
-                    await self._line.link.call("XDEL", self._line.keys.log(cursor.tenant), *ids)
+                    await self._line.link.call(
+                        "XDEL", self._line.keys.log(cursor.tenant), *map(format_id, some)
+                    )
                 except ResponseError as error:
                     self._line.refused("the shared log cannot be trimmed", error)
                 else:
-                    cursor.removed(due[at : at + 1000])
+                    cursor.removed(some)
 
 
 def _parts(pairs: dict[str, int]) -> Iterator[list[tuple[str, int]]]:
